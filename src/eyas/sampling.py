@@ -1,0 +1,220 @@
+"""The user's sampling options as the target's choice at a tree's nodes; transformers' own logits processors do the work.
+
+Every node is judged with the prefix that leads to it: the committed tokens and its branch. The same processors in the same
+order as in transformers' ``generate`` see float32 logits [1, V] and that prefix, so plain and tree decoding cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from eyas.accept import draw
+from eyas.errors import EyasError
+from eyas.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the target chooses a token. The defaults are greedy decoding of the raw logits.
+
+    Attributes:
+        temperature: 0 takes the most likely token; above, tokens are drawn from softmax(logits / temperature).
+        top_k: keep the k most likely tokens; None or 0: all.
+        top_p: keep the smallest set of tokens with this probability, in (0, 1].
+        min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
+        repetition_penalty: divides (multiplies, if negative) the logits of every token seen, prompt included; 1: off.
+        frequency_penalty: subtracted from a token's logit for each time it was generated.
+        presence_penalty: subtracted from the logit of every token generated at least once.
+        logit_bias: added to the logits of these token ids.
+        min_new_tokens: end tokens are forbidden before this many new tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[str, Any, bool, str]] = [
+            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
+            ("top_k", self.top_k, self.top_k is None or self.top_k >= 0, "at least 1, or 0 for all"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
+            ("frequency_penalty", self.frequency_penalty, True, "finite"),
+            ("presence_penalty", self.presence_penalty, True, "finite"),
+            ("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "at least 0"),
+        ]
+        for name, value, good, rule in checks:
+            if not good or (value is not None and not math.isfinite(value)):
+                raise EyasError(f"{name} is {value}; it must be {rule}")
+
+    @classmethod
+    def from_defaults(cls, generation_config: Any, **given: Any) -> SamplingOptions:
+        """The given options; those left None fall back to the model's own ``generation_config``, as in ``generate``."""
+        defaults = {
+            field.name: getattr(generation_config, field.name, None)
+            for field in fields(cls)
+            if field.name not in ("temperature", "logit_bias")
+        }
+        if getattr(generation_config, "do_sample", False):
+            defaults["temperature"] = getattr(generation_config, "temperature", None) or 1.0
+        options = {name: value for name, value in defaults.items() if value is not None}
+        options.update({name: value for name, value in given.items() if value is not None})
+        return cls(**options)
+
+    def without_sampling(self) -> SamplingOptions:
+        """The same options at temperature 0."""
+        return replace(self, temperature=0.0)
+
+
+class OccurrencePenalty(LogitsProcessor):
+    """OpenAI's frequency and presence penalties over the generated tokens, which transformers lacks."""
+
+    def __init__(self, prompt_length: int, frequency: float, presence: float) -> None:
+        self.prompt_length, self.frequency, self.presence = prompt_length, frequency, presence
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        generated = input_ids[:, self.prompt_length :]
+        counts = torch.zeros_like(scores).scatter_add_(1, generated, torch.ones_like(generated, dtype=scores.dtype))
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
+def processors(
+    options: SamplingOptions, prompt_length: int, eos_ids: Iterable[int], device: torch.device
+) -> LogitsProcessorList:
+    """transformers' processors for one request, in ``generate``'s order: penalties first, then warpers if sampling."""
+    chain = LogitsProcessorList()
+    if options.logit_bias:
+        bias = [[[int(token)], float(value)] for token, value in options.logit_bias.items()]
+        chain.append(SequenceBiasLogitsProcessor(bias))
+    if options.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+    if options.frequency_penalty or options.presence_penalty:
+        chain.append(OccurrencePenalty(prompt_length, options.frequency_penalty, options.presence_penalty))
+    ends = sorted(eos_ids)
+    if options.min_new_tokens and ends:
+        chain.append(
+            MinNewTokensLengthLogitsProcessor(prompt_length, options.min_new_tokens, ends, device=str(device))
+        )
+    if options.temperature > 0:
+        if options.temperature != 1.0:
+            chain.append(TemperatureLogitsWarper(options.temperature))
+        if options.top_k:
+            chain.append(TopKLogitsWarper(options.top_k))
+        if options.top_p < 1.0:
+            chain.append(TopPLogitsWarper(options.top_p))
+        if options.min_p > 0.0:
+            chain.append(MinPLogitsWarper(options.min_p))
+    return chain
+
+
+UNIFORM_BLOCK = 64
+
+
+class Uniforms:
+    """A request's own random numbers: one uniform in [0, 1) for each new token, the same however they are asked for."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.generator = torch.Generator()
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+        self.values = torch.empty(0)
+
+    def __getitem__(self, index: int) -> float:
+        """The uniform of new token ``index`` (from 0)."""
+        while index >= len(self.values):
+            block = torch.rand(UNIFORM_BLOCK, generator=self.generator)
+            self.values = torch.cat([self.values, block])
+        return float(self.values[index])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One request's decoding rule.
+
+    Attributes:
+        options: how tokens are chosen.
+        chain: the processors; empty for plain greedy decoding and for plain sampling at temperature 1.
+        uniforms: the request's random numbers.
+    """
+
+    options: SamplingOptions
+    chain: LogitsProcessorList
+    uniforms: Uniforms
+
+    def choose(self, logits: Tensor, prefix: Callable[[], Tensor], emitted: int) -> Tensor:
+        """The target's choice after one node.
+
+        Args:
+            logits: [V], as the model returned them.
+            prefix: gives the ids [1, length] up to and including that node; called only if a processor needs them.
+            emitted: new tokens of the request before the one chosen here.
+
+        Returns:
+            A token id, [] int64.
+        """
+        scores = logits.float()[None]  # [1, V]
+        if self.chain:
+            scores = self.chain(prefix(), scores)
+        if self.options.temperature == 0:
+            return scores[0].argmax()
+        return draw(scores[0].softmax(dim=-1), torch.tensor(self.uniforms[emitted], device=scores.device))
+
+
+def chooser(
+    rules: list[Rule], logits: Tensor, tree: DraftTree, histories: list[list[int]], emitted: list[int]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The rules of a batch as the ``choose`` of `eyas.accept.walk`.
+
+    Args:
+        rules: one for each row.
+        logits: [B, n, V] of the verified tree.
+        tree: that tree.
+        histories: each row's tokens before the root.
+        emitted: how many new tokens each row has emitted, the root included.
+    """
+    rows = torch.arange(len(rules), device=logits.device)
+    plain = all(not rule.chain and rule.options.temperature == 0 for rule in rules)
+
+    def choose(nodes: Tensor, path: Tensor) -> Tensor:
+        visited = logits[rows, nodes]  # [B, V]
+        if plain:
+            return visited.argmax(dim=-1)
+        branch = tree.tokens.gather(1, path)  # [B, depth + 1], the root first
+        depth = path.shape[1] - 1
+
+        def prefix(row: int) -> Tensor:
+            history = torch.tensor(histories[row], dtype=torch.int64, device=logits.device)
+            return torch.cat([history, branch[row]])[None]
+
+        return torch.stack([
+            rule.choose(visited[row], lambda row=row: prefix(row), emitted[row] + depth)  # type: ignore[misc]
+            for row, rule in enumerate(rules)
+        ])
+
+    return choose

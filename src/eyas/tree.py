@@ -1,0 +1,333 @@
+"""Draft trees: their shape, how they grow, and which of the drafted nodes are verified (EAGLE-2, arXiv 2406.16858 §4).
+
+Nodes are flattened breadth-first: node 0 is the root, the last emitted token; parents stand before their children.
+
+    tokens   [ 7, 3, 9, 3, 5 ]             7 ─┬─ 3 ─── 3
+    parents  [ 0, 0, 0, 1, 2 ]                └─ 9 ─── 5
+    depths   [ 0, 1, 1, 2, 2 ]
+
+`grow` drafts level by level under a *policy*, which answers three questions: how many children a node gets (`width`), which
+nodes of a level are expanded (`expand`), and which of all drafted nodes are kept (`choose`). Two policies cover every method:
+`DynamicTree` (EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains). Nothing here loops
+over nodes, and nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eyas.errors import EyasError
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A batch of trees of one size.
+
+    Attributes:
+        tokens: [B, n] int64; column 0 is the root.
+        parents: [B, n] int64; a parent's index is below its child's. The root is its own parent.
+        log_values: [B, n] float32, sum of the draft's log-probabilities from the root (0) to the node.
+        depths: [B, n] int64, edges from the root.
+        max_depth: the deepest level any node can have; known without asking the device.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    log_values: Tensor
+    depths: Tensor
+    max_depth: int
+
+    @property
+    def size(self) -> int:
+        """Nodes of each tree, root included."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[B, n, n] bool: [b, i, j] is true where j is i or an ancestor of i."""
+        return ancestor_mask(self.parents, self.max_depth)
+
+
+def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
+    """Ancestor-or-self relation [B, n, n] bool of trees given by ``parents`` [B, n]."""
+    batch, n = parents.shape
+    identity = torch.eye(n, dtype=torch.bool, device=parents.device).expand(batch, n, n)
+    mask, index = identity, parents[:, :, None].expand(batch, n, n)
+    for _ in range(max_depth):
+        mask = identity | mask.gather(1, index)
+    return mask
+
+
+def root_tree(roots: Tensor) -> DraftTree:
+    """Trees of the root alone: verifying them is plain decoding. ``roots``: [B] int64."""
+    zeros = torch.zeros_like(roots)[:, None]
+    return DraftTree(roots[:, None], zeros, zeros.float(), zeros, 0)
+
+
+class TreePolicy(Protocol):
+    """How a tree grows. Log values and confidences are [B, candidates] float32 tensors; returned indices ascend only in
+    `choose`."""
+
+    @property
+    def depth(self) -> int:
+        """Levels of draft tokens."""
+        ...
+
+    def width(self, level: int) -> int:
+        """Children drafted for each expanded node; ``level`` counts from 1."""
+        ...
+
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
+        """Which of a level's candidates are run through the draft, [B, k] int64."""
+        ...
+
+    def choose(self, levels: list[LevelScores]) -> Tensor:
+        """Which of all candidates, in drafting order, make up the tree: ascending indices [B, n − 1] int64."""
+        ...
+
+    def limited(self, depth: int) -> TreePolicy:
+        """The same policy, at most ``depth`` (≥ 1) levels deep."""
+        ...
+
+
+@dataclass(frozen=True)
+class LevelScores:
+    """One level's candidates as `TreePolicy.choose` sees them.
+
+    Attributes:
+        log_values: [B, m] float32, summed log-probabilities from the root.
+        log_confidences: [B, m] float32, each candidate's own log-probability given its parent.
+        parents: [B, m] int64, index of the parent among the level before's candidates (level 1: all 0, the root).
+        expanded: [B, k] int64, the candidates that were expanded; None at the last level.
+    """
+
+    log_values: Tensor
+    log_confidences: Tensor
+    parents: Tensor
+    expanded: Tensor | None
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2: expand the most valuable nodes of each level, keep the most valuable of all.
+
+    Attributes:
+        tokens: draft tokens verified (the root is one more), paper §4.2.
+        depth: levels of draft tokens = draft forwards.
+        top_k: nodes expanded a level, and children a node.
+        rank_by: ``"value"``, or ``"confidence"`` for the paper's ablation (Table 3): expansion then ranks nodes by their own
+            probability alone, and reranking by the smallest one on their path, which keeps the tree connected.
+        rerank: False for the other ablation: verify the nodes that expansion selected, without reranking.
+    """
+
+    tokens: int = 60
+    depth: int = 6
+    top_k: int = 10
+    rank_by: str = "value"
+    rerank: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("tokens", self.tokens), ("depth", self.depth), ("width", self.top_k)):
+            if value < 1:
+                raise EyasError(f"{name} is {value}, but a draft tree needs at least 1; use method autoregressive for none")
+        if self.rank_by not in ("value", "confidence"):
+            raise EyasError(f"rank_by is {self.rank_by!r}; choose value or confidence")
+
+    def width(self, level: int) -> int:
+        return self.top_k
+
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
+        scores = log_values if self.rank_by == "value" else log_confidences
+        return best(scores, self.top_k)
+
+    def choose(self, levels: list[LevelScores]) -> Tensor:
+        if not self.rerank:
+            return self._selected(levels)
+        if self.rank_by == "value":
+            scores = torch.cat([level.log_values for level in levels], dim=1)
+        else:
+            scores = torch.cat(path_minimum(levels), dim=1)
+        return best(scores, self.tokens).sort(dim=1).values
+
+    def _selected(self, levels: list[LevelScores]) -> Tensor:
+        """The nodes expansion selected at every level, in drafting order: at most ``tokens``, shallow ones first."""
+        kept, offset = [], 0
+        for number, level in enumerate(levels, start=1):
+            selected = level.expanded
+            if selected is None:
+                selected = self.expand(number, level.log_values, level.log_confidences)
+            kept.append(selected.sort(dim=1).values + offset)
+            offset += level.log_values.shape[1]
+        return torch.cat(kept, dim=1)[:, : self.tokens]
+
+    def limited(self, depth: int) -> DynamicTree:
+        return replace(self, depth=min(self.depth, depth))
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A fixed shape: each node is the path of child ranks that leads to it, (0,) the best first token.
+
+    Attributes:
+        nodes: every node's path of ranks; closed under taking the parent.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.nodes or any(not path or path[:-1] not in {(), *self.nodes} for path in self.nodes):
+            raise EyasError("a static tree needs at least one node, and every node's parent in it")
+        # breadth-first, so that drafting order is index order
+        object.__setattr__(self, "nodes", tuple(sorted(set(self.nodes), key=lambda path: (len(path), path))))
+
+    @property
+    def depth(self) -> int:
+        return len(self.nodes[-1])
+
+    def _level(self, level: int) -> list[tuple[int, ...]]:
+        return [path for path in self.nodes if len(path) == level]
+
+    def _inner(self, level: int) -> list[tuple[int, ...]]:
+        """The nodes of a level that have children, in order; level 0 is the root."""
+        return sorted({path[:-1] for path in self.nodes if len(path) == level + 1})
+
+    def width(self, level: int) -> int:
+        return max(path[-1] for path in self._level(level)) + 1
+
+    def _candidates(self, level: int, paths: list[tuple[int, ...]]) -> list[int]:
+        """Where paths of a level stand among its drafted candidates: (slot of the parent) · width + rank."""
+        slots = {path: slot for slot, path in enumerate(self._inner(level - 1))}
+        return [slots[path[:-1]] * self.width(level) + path[-1] for path in paths]
+
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
+        index = torch.tensor(self._candidates(level, self._inner(level)), device=log_values.device)
+        return index.expand(len(log_values), -1)
+
+    def choose(self, levels: list[LevelScores]) -> Tensor:
+        index, offset = [], 0
+        for number, level in enumerate(levels, start=1):
+            index += [offset + place for place in self._candidates(number, self._level(number))]
+            offset += level.log_values.shape[1]
+        first = levels[0].log_values
+        return torch.tensor(index, device=first.device).repeat(len(first), 1)
+
+    def limited(self, depth: int) -> StaticTree:
+        return StaticTree(tuple(path for path in self.nodes if len(path) <= depth))
+
+
+def chain(depth: int) -> StaticTree:
+    """The degenerate tree: the draft's best token after its best token, ``depth`` deep."""
+    if depth < 1:
+        raise EyasError(f"depth is {depth}, but a draft chain needs at least 1; use method autoregressive for none")
+    return StaticTree(tuple((0,) * level for level in range(1, depth + 1)))
+
+
+EAGLE1_TREE = StaticTree(
+    tuple(
+        tuple(map(int, path))
+        for path in (
+            "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+        ).split()
+    )
+)
+"""The 25 nodes of EAGLE-1's published tree, by child ranks."""
+
+
+Candidates = tuple[Tensor, Tensor]
+"""Tokens [B, k, w] int64 and their log-probabilities [B, k, w] float32, best first."""
+
+
+def grow(
+    policy: TreePolicy,
+    roots: Tensor,
+    first: Callable[[int], Candidates],
+    draft: Callable[[Tensor, Tensor, Tensor, int], Candidates],
+) -> DraftTree:
+    """Draft a tree level by level and keep what the policy chooses.
+
+    Args:
+        policy: how to grow.
+        roots: [B] int64, the last emitted tokens.
+        first: ``first(w)`` gives the root's ``w`` best children, as [B, 1, w].
+        draft: ``draft(tokens, slots, lines, w)`` runs nodes ``tokens`` [B, k] of one level through the draft and gives the
+            ``w`` best children of each; ``slots`` [B, k] is each one's parent among the nodes of the draft call before;
+            ``lines`` [B, k, nodes drafted so far + k] bool marks its drafted ancestors and itself, in drafting order.
+
+    Returns:
+        A connected `DraftTree` of the chosen nodes and the root.
+    """
+    device, batch = roots.device, len(roots)
+    tokens, confidences = first(policy.width(1))  # [B, 1, w] each
+    base = torch.zeros(batch, 1, device=device)  # the expanded nodes' log values; at first the root's
+    parents = torch.zeros(batch, 1, dtype=torch.int64, device=device)  # their places among their level's candidates
+    lines = torch.zeros(batch, 1, 0, dtype=torch.bool, device=device)  # their drafted ancestors
+    drafted: list[Tensor] = []
+    levels: list[LevelScores] = []
+    for level in range(1, policy.depth + 1):
+        count, width = tokens.shape[1:]
+        confidences = confidences.nan_to_num(nan=-torch.inf).clamp(max=0.0)
+        log_values = (base[:, :, None] + confidences).flatten(1)  # [B, k·w]
+        drafted.append(tokens.flatten(1))
+        above = parents.repeat_interleave(width, dim=1)  # [B, k·w]
+        expanded = None
+        if level < policy.depth:
+            expanded = policy.expand(level, log_values, confidences.flatten(1))  # [B, k']
+        levels.append(LevelScores(log_values, confidences.flatten(1), above, expanded))
+        if expanded is not None:
+            slots = expanded // width  # which of this level's expanded parents each one descends from
+            own = torch.eye(expanded.shape[1], dtype=torch.bool, device=device).expand(batch, -1, -1)
+            inherited = lines.gather(1, slots[:, :, None].expand(-1, -1, lines.shape[2]))
+            lines = torch.cat([inherited, own], dim=2)  # [B, k', drafted nodes]
+            base, parents = log_values.gather(1, expanded), expanded
+            chosen = drafted[-1].gather(1, expanded)
+            tokens, confidences = draft(chosen, slots, lines, policy.width(level + 1))
+    return _assemble(roots, drafted, levels, policy.choose(levels))
+
+
+def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], chosen: Tensor) -> DraftTree:
+    """The tree of the chosen candidates: ascending drafting order is breadth-first, and shifts by one for the root."""
+    offsets, total = [], 0
+    for level in levels:
+        offsets.append(total)
+        total += level.log_values.shape[1]
+    # a candidate's parent in drafting order, −1 for the root
+    flat_parents = torch.cat(
+        [level.parents + offset for level, offset in zip(levels[1:], offsets, strict=False)], dim=1
+    ) if len(levels) > 1 else roots.new_zeros(len(roots), 0)
+    flat_parents = torch.cat([torch.full_like(levels[0].parents, -1), flat_parents], dim=1)
+    depth_of = torch.cat([
+        torch.full((level.log_values.shape[1],), number, device=roots.device) for number, level in enumerate(levels, 1)
+    ])
+    up = flat_parents.gather(1, chosen)
+    parents = torch.where(up < 0, 0, torch.searchsorted(chosen, up.clamp(min=0)) + 1)
+    zero = torch.zeros_like(roots)[:, None]
+    return DraftTree(
+        tokens=torch.cat([roots[:, None], torch.cat(drafted, dim=1).gather(1, chosen)], dim=1),
+        parents=torch.cat([zero, parents], dim=1),
+        log_values=torch.cat([zero.float(), torch.cat([level.log_values for level in levels], 1).gather(1, chosen)], dim=1),
+        depths=torch.cat([zero, depth_of[chosen]], dim=1),
+        max_depth=len(levels),
+    )
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """Indices [B, min(count, m)] of the highest scores [B, m], best first; among equals the earlier.
+
+    The tie rule is what keeps a chosen tree connected: a parent is drafted before its children and never worth less.
+    """
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def path_minimum(levels: list[LevelScores]) -> list[Tensor]:
+    """For each level's candidates the smallest log-confidence on their path from the root, [B, m] each."""
+    minima: list[Tensor] = []
+    for level in levels:
+        own = level.log_confidences
+        minima.append(torch.minimum(own, minima[-1].gather(1, level.parents)) if minima else own)
+    return minima

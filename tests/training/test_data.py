@@ -1,0 +1,125 @@
+"""Rendering, the mask, its alignment with the draft's pairs, and batches."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.errors import EyasError
+from eyas.training.data import Sample, batches, collate, read_samples, render, supervised_pairs
+from eyas.training.features import FeatureSource, observe
+
+
+def conversation(*turns: str, **more: Any) -> dict[str, Any]:
+    roles = ["user", "assistant"] * len(turns)
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)], **more}
+
+
+def words(tokenizer: Any, ids: torch.Tensor) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(ids.tolist())
+
+
+def test_the_answer_and_its_end_token_are_written_by_the_assistant(tokenizer: Any) -> None:
+    sample = render(conversation("a b", "c d"), tokenizer, {0})
+    assert words(tokenizer, sample.ids) == ["<user>", "a", "b", "<end>", ".", "<assistant>", "c", "d", "<end>", "."]
+    assert words(tokenizer, sample.ids[sample.written]) == ["c", "d", "<end>"]
+
+
+def test_every_answer_of_a_longer_conversation_counts(tokenizer: Any) -> None:
+    sample = render(conversation("a", "b", "c", "d"), tokenizer, {0})
+    assert words(tokenizer, sample.ids[sample.written]) == ["b", "<end>", "d", "<end>"]
+
+
+def test_a_cut_answer_has_no_end_token_of_its_own(tokenizer: Any) -> None:
+    sample = render(conversation("a", "b", "c", "d e", finished=False), tokenizer, {0})
+    assert words(tokenizer, sample.ids[sample.written]) == ["b", "<end>", "d", "e"]
+
+
+def test_the_prompt_is_what_decoding_is_given(tokenizer: Any) -> None:
+    sample = render(conversation("a b", "c d"), tokenizer, {0})
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    assert sample.ids[: len(prompt)].tolist() == prompt
+    assert not sample.written[: len(prompt)].any() and sample.written[len(prompt)]
+
+
+def test_the_pair_of_the_first_draft_is_trained(tokenizer: Any) -> None:
+    """Decoding: the prefill over T tokens draws token T; the pair (feature T - 1, token T) drafts token T + 1."""
+    sample = render(conversation("a b", "c d"), tokenizer, {0})
+    prompt = int(sample.written.nonzero()[0])  # T
+    pairs = supervised_pairs(sample)
+    assert pairs[prompt - 1], "the first draft after the prompt"
+    assert pairs.nonzero().flatten().tolist() == [prompt - 2, prompt - 1, prompt]  # predict c, d, <end>
+
+
+def test_no_trainable_token_is_refused_with_the_rendered_sample(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a b"}]}))
+    with pytest.raises(EyasError, match="no assistant token(.|\n)*<user> a b <end>"):
+        read_samples(path, tokenizer, {0}, max_length=64)
+
+
+@pytest.mark.parametrize("text", ["not json", '{"text": "a"}', ""])
+def test_bad_files_are_refused(tokenizer: Any, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    with pytest.raises(EyasError, match=r"data\.jsonl"):
+        read_samples(path, tokenizer, {0}, max_length=64)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    class Rewriting:
+        def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+            return f"{len(messages)} turns"
+
+    with pytest.raises(EyasError, match="one after another"):
+        render(conversation("a", "b"), Rewriting(), {0})
+
+
+def samples_of(*lengths: int) -> list[Sample]:
+    return [Sample(torch.full((n,), n), torch.ones(n, dtype=torch.bool)) for n in lengths]
+
+
+def test_batches_hold_every_sample_once_within_the_budget() -> None:
+    samples = samples_of(*range(3, 40))
+    for generator in (None, random.Random(0)):
+        seen = []
+        for batch in batches(samples, 100, generator, pool=16):
+            assert batch.ids.numel() <= 100
+            seen += batch.index
+        assert sorted(seen) == list(range(len(samples)))
+
+
+def test_the_order_follows_the_seed() -> None:
+    samples = samples_of(*range(3, 40))
+    first, again, other = ([b.index for b in batches(samples, 100, random.Random(seed))] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_padding_is_never_trained() -> None:
+    batch = collate(samples_of(4, 7), [0, 1])
+    assert batch.ids.tolist() == [[4, 4, 4, 4, 0, 0, 0], [7] * 7]
+    assert batch.present.sum(1).tolist() == [4, 7]
+    assert batch.supervised.sum(1).tolist() == [2, 5]
+
+
+def test_features_are_those_the_head_reads_and_remembered_ones_equal_fresh_ones(target: Any) -> None:
+    samples = [Sample(torch.randint(16, (n,)), torch.ones(n, dtype=torch.bool)) for n in (5, 8)]
+    batch = collate(samples, [0, 1])
+    with torch.no_grad():
+        alone = target(samples[0].ids[None]).logits[0]  # [5, V]
+    knowledge = observe(target, batch, chunk=3)
+    logits = knowledge.features @ target.lm_head.weight.T
+    torch.testing.assert_close(logits[0, :5], alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(knowledge.log_mass[0, :5], alone.logsumexp(-1), rtol=1e-4, atol=1e-4)
+    source = FeatureSource(target, samples, remember=True)
+    fresh, kept = source(batch), source(batch)
+    for row, sample in enumerate(samples):
+        n = len(sample.ids)
+        torch.testing.assert_close(fresh.features[row, :n], kept.features[row, :n])
+        torch.testing.assert_close(fresh.log_mass[row, :n], kept.log_mass[row, :n])

@@ -1,0 +1,65 @@
+"""The unrolled steps equal drafting a chain step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.training.unroll import shift, unroll
+
+SIZES = dict(
+    hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=4, vocab_size=32
+)
+
+
+@pytest.fixture
+def head() -> EagleHead:
+    torch.manual_seed(0)
+    head = EagleHead(HeadConfig(**SIZES)).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def drafted(head: EagleHead, embeddings: torch.Tensor, features: torch.Tensor, root: int, steps: int) -> torch.Tensor:
+    """The last guess of a chain whose first pair is ``root``: true features up to it, then the head's own guesses."""
+    rows = list(features[:, : root + 1].unbind(1))
+    for step in range(steps):
+        known = torch.stack(rows, dim=1)  # [B, root + 1 + step, H]
+        n = known.shape[1]
+        mask = torch.full((n, n), -torch.inf, dtype=known.dtype).triu(1)[None, None]
+        guess = head(embeddings[:, :n], known, torch.arange(n)[None], mask)[:, -1]
+        rows.append(guess)
+    return rows[-1]
+
+
+def test_each_step_equals_drafting_a_chain(head: EagleHead) -> None:
+    embeddings, features = torch.randn(2, 2, 7, 16, dtype=torch.float64)
+    guesses = unroll(head, embeddings, features, steps=4)
+    for step, guess in enumerate(guesses, start=1):
+        for position in range(step - 1, 7):
+            expected = drafted(head, embeddings, features, root=position - step + 1, steps=step)
+            torch.testing.assert_close(guess[:, position], expected)
+
+
+def test_padding_on_the_right_changes_nothing(head: EagleHead) -> None:
+    embeddings, features = torch.randn(2, 1, 9, 16, dtype=torch.float64)
+    padded = unroll(head, embeddings, features, steps=3)
+    alone = unroll(head, embeddings[:, :6], features[:, :6], steps=3)
+    for long, short in zip(padded, alone, strict=True):
+        torch.testing.assert_close(long[:, :6], short)
+
+
+def test_every_step_is_finite_from_the_first_position(head: EagleHead) -> None:
+    embeddings, features = torch.randn(2, 1, 2, 16, dtype=torch.float64)
+    guesses = unroll(head, embeddings, features, steps=4)  # more steps than positions
+    sum(guess.sum() for guess in guesses).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())
+
+
+def test_shift() -> None:
+    rows = torch.arange(1, 5)[None]
+    assert shift(rows, 0, 1).tolist() == [[1, 2, 3, 4]]
+    assert shift(rows, 1, 1).tolist() == [[0, 1, 2, 3]]
+    assert shift(rows, 6, 1).tolist() == [[0, 0, 0, 0]]
