@@ -102,13 +102,13 @@ class RowCache(Cache):
         Args:
             paths: for each row of the batch the appended nodes to keep, in order; may be of different lengths.
         """
-        base, device = max(self.lengths), self.layers[0].keys.device
+        base = max(self.lengths)
         moves = [  # (from, to) of every kept row
             [(base + node, length + place) for place, node in enumerate(path)]
             for length, path in zip(self.lengths, paths, strict=True)
         ]
         if any(source != destination for row in moves for source, destination in row):
-            width = max(map(len, moves))
+            width, device = max(map(len, moves)), self.layers[0].keys.device
             # a shorter row repeats its last move, an empty one copies row 0 onto itself: nothing changes
             padded = [row + [row[-1] if row else (0, 0)] * (width - len(row)) for row in moves]
             source, destination = torch.tensor(padded, device=device).unbind(-1)  # [B, m] each

@@ -135,8 +135,9 @@ def check_fit(checkpoint: DraftCheckpoint, hidden_size: int, vocab_size: int, ta
             f"needs {[vocab_size, hidden_size]}"
         )
     ids = checkpoint.token_map
-    if ids is not None and (not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size
-                            or len(ids.unique()) != len(ids)):
+    if ids is not None and (
+        not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) != len(ids)
+    ):
         raise EyasError(f"draft {name}: its token map (d2t) does not name distinct tokens of {target}'s vocabulary")
 
 
@@ -188,9 +189,7 @@ def rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def save_head(
-    head: EagleHead, folder: Path, token_map: Tensor | None = None, extra: dict[str, Any] | None = None
-) -> None:
+def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, extra: dict[str, Any] | None = None) -> None:
     """Write a head as a bfloat16 checkpoint in the published layout, all or nothing.
 
     Args:
@@ -248,6 +247,7 @@ def find_folder(name: str) -> Path:
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise EyasError(f"draft {name}: no such folder; pass a folder with config.json and weights, or a hub id")
     from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
     except (OSError, ValueError, RuntimeError) as error:

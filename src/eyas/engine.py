@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.errors import EyasError
-from eyas.loading import load_draft, load_target, wrap_target
+from eyas.loading import fit_draft, load_target, read_draft, wrap_target
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
 from eyas.statistics import Statistics
 from eyas.target import Target
@@ -22,6 +23,7 @@ from eyas.tree import EAGLE1_TREE, DynamicTree, TreePolicy, chain
 
 METHODS = ("eagle2", "eagle1", "chain", "autoregressive")
 MAX_NEW_TOKENS = 512
+TREE_SETTINGS = ("tokens", "depth", "width", "rank_by", "rerank")
 
 Prompt = str | Sequence[int]
 
@@ -169,67 +171,47 @@ class Engine:
         self,
         prompts: Sequence[Prompt],
         *,
-        max_new_tokens: int = MAX_NEW_TOKENS,
         seed: int | Sequence[int] | None = None,
-        stop: str | Sequence[str] | None = None,
-        method: str | None = None,
-        tree: TreePolicy | None = None,
-        tokens: int | None = None,
-        depth: int | None = None,
-        width: int | None = None,
         session: Session | None = None,
-        **sampling: Any,
+        method: str | None = None,
+        **options: Any,
     ) -> Job:
         """Check a call's arguments and set it up.
 
         Args:
             prompts: strings or token ids.
-            max_new_tokens: at most so many new tokens each; the context limit cuts it further.
             seed: of each request's random numbers; the same seed gives the same text alone or in a batch. None: random.
-            stop: strings that end the text.
-            method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain`` or ``autoregressive``; default: the engine's.
-            tree: a tree policy of your own, in place of the method's.
-            tokens, depth, width: the method's tree settings; default 60, 6, 10.
             session: state of earlier turns (one prompt only).
-            sampling: fields of `SamplingOptions`; what is not given comes from the model's ``generation_config``.
+            method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain`` or ``autoregressive``; default: the engine's.
+            options: see `check_options`.
 
         Raises:
             EyasError: any of these makes no sense; the message says which and why.
         """
-        method = check_method(method or self.method)
-        policy = None if method == "autoregressive" else tree or make_policy(method, tokens, depth, width)
-        if policy is not None and self.draft is None:
-            raise EyasError(f"method {method} needs a draft for {self.target.name}; pass one (--draft), or use autoregressive")
-        if max_new_tokens < 1:
-            raise EyasError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        unknown = sampling.keys() - SamplingOptions.__dataclass_fields__.keys()
-        if unknown:
-            raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.SamplingOptions for what there is")
-        options = SamplingOptions.from_defaults(self.target.model.generation_config, **sampling)
-        strange = [token for token in options.logit_bias or {} if not 0 <= int(token) < self.target.vocab_size]
+        target, draft = self.target, self.draft
+        method = method or self.method
+        call = check_options({**options, "method": method})
+        if call.policy is not None and draft is None:
+            raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
+        rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
+        strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
         if strange:
-            raise EyasError(f"logit_bias names token {strange[0]}, but {self.target.name} has {self.target.vocab_size} tokens")
+            raise EyasError(f"logit_bias names token {strange[0]}, but {target.name} has {target.vocab_size} tokens")
+        if call.stop and self.tokenizer is None:
+            raise EyasError(
+                f"target {target.name} has no tokenizer, so stop strings cannot be found; pass tokenizer= to eyas.load"
+            )
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
-        stops = [stop] if isinstance(stop, str) else list(stop or [])
-        if "" in stops:
-            raise EyasError("a stop string is empty; leave it out")
-        requests = [
-            self._request(prompt, max_new_tokens, options, row_seed, stops)
-            for prompt, row_seed in zip(prompts, seeds, strict=True)
-        ]
-        draft = self.draft
+        requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is None:
-            new_drafter = None if draft is None or policy is None else lambda batch: EagleDrafter(draft, batch)
-            session = open_session(self.target, requests, new_drafter)
-        return Job(requests, session, policy)
+            new_drafter = None if draft is None or call.policy is None else partial(EagleDrafter, draft)
+            session = open_session(target, requests, new_drafter)
+        return Job(requests, session, call.policy)
 
-    def _request(
-        self, prompt: Prompt, max_new_tokens: int, options: SamplingOptions, seed: int | None, stops: list[str]
-    ) -> Request:
-        ids = self._ids(prompt)
-        target = self.target
+    def _request(self, prompt: Prompt, call: Call, options: SamplingOptions, seed: int | None) -> Request:
+        ids, target = self._ids(prompt), self.target
         room = target.context_limit - len(ids)
         if room < 1:
             raise EyasError(
@@ -237,8 +219,7 @@ class Engine:
                 "the answer included; shorten it"
             )
         rule = Rule(options, processors(options, len(ids), target.eos_ids, target.device), Uniforms(seed))
-        text = TextStream(target.tokenizer, stops)
-        return Request(ids, min(max_new_tokens, room), rule, target.eos_ids, text)
+        return Request(ids, min(call.max_new_tokens, room), rule, target.eos_ids, TextStream(target.tokenizer, call.stop))
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -271,6 +252,52 @@ def _result(request: Request) -> Result:
     return Result(request.text.text, request.ids, request.finish_reason, request.statistics)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call's options, checked without a model.
+
+    Attributes:
+        policy: how trees grow; None: plain decoding.
+        max_new_tokens: at most so many new tokens each.
+        stop: stop strings.
+        sampling: the `SamplingOptions` fields that were given.
+    """
+
+    policy: TreePolicy | None
+    max_new_tokens: int
+    stop: list[str]
+    sampling: dict[str, Any]
+
+
+def check_options(options: Mapping[str, Any]) -> Call:
+    """Check what `Engine.generate` was given, as far as that needs no model. An option that is None counts as not given.
+
+    Args:
+        options: ``method``; ``tree`` (a policy of your own) or its settings ``tokens``, ``depth``, ``width``, ``rank_by`` and
+            ``rerank`` (see `DynamicTree`); ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several);
+            and the fields of `SamplingOptions`.
+
+    Raises:
+        EyasError: an unknown option, or one that makes no sense.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    method = check_method(given.pop("method"))
+    tree = given.pop("tree", None)
+    settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
+    max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise EyasError(f"max_new_tokens is {max_new_tokens}; it must be a whole number, at least 1")
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if "" in stops:
+        raise EyasError("a stop string is empty; leave it out")
+    unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
+    if unknown:
+        raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
+    SamplingOptions(**given)
+    policy = make_policy(method, **settings)
+    return Call(tree if tree is not None and policy is not None else policy, max_new_tokens, stops, given)
+
+
 def check_method(method: str) -> str:
     """The method's name, if there is one of that name.
 
@@ -282,27 +309,23 @@ def check_method(method: str) -> str:
     return method
 
 
-def make_policy(method: str, tokens: int | None, depth: int | None, width: int | None) -> TreePolicy:
-    """The tree policy of a drafting method, with its settings where it has any.
+def make_policy(method: str, **settings: Any) -> TreePolicy | None:
+    """The tree policy of a method, with its settings where it has any; None: plain decoding.
 
     Raises:
         EyasError: a setting below 1, or one that the method does not have.
     """
-    given = {"tokens": tokens, "depth": depth, "width": width}
-    known = {"eagle2": ("tokens", "depth", "width"), "chain": ("depth",)}.get(method, ())
-    for name, value in given.items():
-        if value is not None and name not in known:
-            raise EyasError(f"method {method} has no {name}; leave it out, or use eagle2")
-    default = DynamicTree()
-    if method == "eagle1":
-        return EAGLE1_TREE
+    known = {"eagle2": TREE_SETTINGS, "chain": ("depth",)}.get(method, ())
+    for name in settings:
+        if name not in known:
+            raise EyasError(f"method {method} has no setting {name}; leave it out, or use eagle2")
+    if method == "eagle2":
+        if "width" in settings:
+            settings["top_k"] = settings.pop("width")
+        return DynamicTree(**settings)
     if method == "chain":
-        return chain(default.depth if depth is None else depth)
-    return DynamicTree(
-        tokens=default.tokens if tokens is None else tokens,
-        depth=default.depth if depth is None else depth,
-        top_k=default.top_k if width is None else width,
-    )
+        return chain(settings.get("depth", DynamicTree().depth))
+    return EAGLE1_TREE if method == "eagle1" else None
 
 
 def load(
@@ -330,16 +353,14 @@ def load(
         EyasError: something is missing, unreadable, unsupported, or does not fit together.
     """
     check_method(method)
+    ready = draft if isinstance(draft, EagleDraft) else None
+    drafts = draft is not None or (target is None and method != "autoregressive")
+    if method != "autoregressive" and not drafts:
+        raise EyasError(f"method {method} needs a draft for this target; pass one (--draft), or use method autoregressive")
+    # the draft is read first: a mistake in its name must not wait for the target
+    checkpoint = read_draft(draft) if drafts and not isinstance(draft, EagleDraft) else None
     if isinstance(target, PreTrainedModel):
         wrapped = wrap_target(target, tokenizer)
     else:
         wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    if isinstance(draft, EagleDraft):
-        return Engine(wrapped, draft, method)
-    if draft is None and (target is not None or method == "autoregressive"):
-        if method != "autoregressive":
-            raise EyasError(
-                f"method {method} needs a draft for {wrapped.name}; pass one (--draft), or use method autoregressive"
-            )
-        return Engine(wrapped, None, method)
-    return Engine(wrapped, load_draft(draft, wrapped), method)
+    return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else ready, method)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from eyas.checkpoint import build_head, check_fit, read_checkpoint
+from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
 from eyas.target import Target, check_configuration
@@ -105,6 +106,23 @@ def pick_device(device: str | torch.device) -> torch.device:
         raise EyasError(f"device {device} is not usable here ({first_line(error)}); choose another, or auto") from error
 
 
+def find_target(source: str | Path | None) -> tuple[str, str, dict[str, Any]]:
+    """Where a target is: what to call it, what to pass to ``from_pretrained``, and with which options.
+
+    Raises:
+        EyasError: a path that does not exist, or no embedded target.
+    """
+    path = Path(source).expanduser() if source is not None else embedded_target()
+    name = str(source) if source is not None else "SmolLM2-135M-Instruct"
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise EyasError(f"target {name}: no such file; pass a hub id, a folder or a .gguf file")
+        return name, str(path.parent), {"gguf_file": path.name}
+    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise EyasError(f"target {name}: no such folder; pass a hub id, a folder or a .gguf file")
+    return name, str(path) if path.exists() else name, {}
+
+
 def load_target(
     source: str | Path | None = None,
     *,
@@ -117,19 +135,8 @@ def load_target(
     Raises:
         EyasError: it is missing, unreadable or unsupported.
     """
-    path = Path(source).expanduser() if source is not None else embedded_target()
-    name = str(source) if source is not None else "SmolLM2-135M-Instruct"
     where = pick_device(device)
-    options: dict[str, Any] = {}
-    place = str(path)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise EyasError(f"target {name}: no such file; pass a hub id, a folder or a .gguf file")
-        place, options["gguf_file"] = str(path.parent), path.name
-    elif not path.exists() and (place.startswith((".", "/", "~")) or str(source).count("/") > 1):
-        raise EyasError(f"target {name}: no such folder; pass a hub id, a folder or a .gguf file")
-    elif not path.exists():
-        place = str(source)
+    name, place, options = find_target(source)
     loading = {**options, "trust_remote_code": trust_remote_code}
     with quiet_libraries():
         try:
@@ -155,13 +162,12 @@ def wrap_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Non
     return Target(model, tokenizer)
 
 
-def load_draft(source: str | Path | None, target: Target) -> EagleDraft:
-    """Load an EAGLE draft for a target; None: the one Eyas ships.
+def fit_draft(checkpoint: DraftCheckpoint, target: Target) -> EagleDraft:
+    """Make a draft for a target from a checkpoint that has been read.
 
     Raises:
-        EyasError: it is missing, unreadable, no EAGLE-1/2 draft, or made for another target.
+        EyasError: it is no EAGLE-1/2 draft, incomplete, or made for another target.
     """
-    checkpoint = read_checkpoint(EMBEDDED_DRAFT if source is None else source)
     check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
     head = build_head(checkpoint).to(target.device, target.dtype)
     token_map, embedding = checkpoint.token_map, checkpoint.embedding
@@ -171,6 +177,20 @@ def load_draft(source: str | Path | None, target: Target) -> EagleDraft:
         None if token_map is None else token_map.to(target.device),
         None if embedding is None else embedding.to(target.device, target.dtype),
     )
+
+
+def load_draft(source: str | Path | None, target: Target) -> EagleDraft:
+    """Load an EAGLE draft for a target; None: the one Eyas ships.
+
+    Raises:
+        EyasError: as `read_checkpoint` and `fit_draft`.
+    """
+    return fit_draft(read_draft(source), target)
+
+
+def read_draft(source: str | Path | None) -> DraftCheckpoint:
+    """A draft's checkpoint; None: of the one Eyas ships."""
+    return read_checkpoint(EMBEDDED_DRAFT if source is None else source)
 
 
 @contextmanager
@@ -185,7 +205,7 @@ def quiet_libraries() -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # the .gguf reader draws a bar of its own
             warnings.simplefilter("ignore")
             yield
     finally:

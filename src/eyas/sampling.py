@@ -35,14 +35,15 @@ class SamplingOptions:
     """How the target chooses a token. The defaults are greedy decoding of the raw logits.
 
     Attributes:
-        temperature: 0 takes the most likely token; above, tokens are drawn from softmax(logits / temperature).
+        temperature: 0 takes the most likely token; above (from 1e-30: less overflows), tokens are drawn from
+            softmax(logits / temperature).
         top_k: keep the k most likely tokens; None or 0: all.
         top_p: keep the smallest set of tokens with this probability, in (0, 1].
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
         repetition_penalty: divides (multiplies, if negative) the logits of every token seen, prompt included; 1: off.
         frequency_penalty: subtracted from a token's logit for each time it was generated.
         presence_penalty: subtracted from the logit of every token generated at least once.
-        logit_bias: added to the logits of these token ids.
+        logit_bias: added to the logits of these token ids; −inf forbids one.
         min_new_tokens: end tokens are forbidden before this many new tokens.
     """
 
@@ -58,18 +59,26 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         checks: list[tuple[str, Any, bool, str]] = [
-            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
-            ("top_k", self.top_k, self.top_k is None or self.top_k >= 0, "at least 1, or 0 for all"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature == 0 or self.temperature >= 1e-30,
+                "0, or at least 1e-30",
+            ),
+            ("top_k", self.top_k, self.top_k is None or _count(self.top_k), "a whole number, at least 1, or 0 for all"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
             ("frequency_penalty", self.frequency_penalty, True, "finite"),
             ("presence_penalty", self.presence_penalty, True, "finite"),
-            ("min_new_tokens", self.min_new_tokens, self.min_new_tokens >= 0, "at least 0"),
+            ("min_new_tokens", self.min_new_tokens, _count(self.min_new_tokens), "a whole number, at least 0"),
         ]
         for name, value, good, rule in checks:
             if not good or (value is not None and not math.isfinite(value)):
                 raise EyasError(f"{name} is {value}; it must be {rule}")
+        for token, bias in (self.logit_bias or {}).items():
+            if not bias < math.inf:
+                raise EyasError(f"logit_bias of token {token} is {bias}; it must be a number, or -inf to forbid the token")
 
     @classmethod
     def from_defaults(cls, generation_config: Any, **given: Any) -> SamplingOptions:
@@ -88,6 +97,11 @@ class SamplingOptions:
     def without_sampling(self) -> SamplingOptions:
         """The same options at temperature 0."""
         return replace(self, temperature=0.0)
+
+
+def _count(value: Any) -> bool:
+    """A whole number, at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class OccurrencePenalty(LogitsProcessor):
@@ -111,17 +125,15 @@ def processors(
         bias = [[[int(token)], float(value)] for token, value in options.logit_bias.items()]
         chain.append(SequenceBiasLogitsProcessor(bias))
     if options.repetition_penalty != 1.0:
-        chain.append(RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+        chain.append(RepetitionPenaltyLogitsProcessor(float(options.repetition_penalty)))
     if options.frequency_penalty or options.presence_penalty:
         chain.append(OccurrencePenalty(prompt_length, options.frequency_penalty, options.presence_penalty))
     ends = sorted(eos_ids)
     if options.min_new_tokens and ends:
-        chain.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, options.min_new_tokens, ends, device=str(device))
-        )
+        chain.append(MinNewTokensLengthLogitsProcessor(prompt_length, options.min_new_tokens, ends, device=str(device)))
     if options.temperature > 0:
         if options.temperature != 1.0:
-            chain.append(TemperatureLogitsWarper(options.temperature))
+            chain.append(TemperatureLogitsWarper(float(options.temperature)))
         if options.top_k:
             chain.append(TopKLogitsWarper(options.top_k))
         if options.top_p < 1.0:
@@ -142,7 +154,10 @@ class Uniforms:
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            try:
+                self.generator.manual_seed(seed)
+            except (TypeError, ValueError, RuntimeError) as error:  # as torch has it
+                raise EyasError(f"seed is {seed}; it must be a whole number from -2**63 to 2**64 - 1") from error
         self.values = torch.empty(0)
 
     def __getitem__(self, index: int) -> float:
@@ -212,9 +227,11 @@ def chooser(
             history = torch.tensor(histories[row], dtype=torch.int64, device=logits.device)
             return torch.cat([history, branch[row]])[None]
 
-        return torch.stack([
-            rule.choose(visited[row], lambda row=row: prefix(row), emitted[row] + depth)  # type: ignore[misc]
-            for row, rule in enumerate(rules)
-        ])
+        return torch.stack(
+            [
+                rule.choose(visited[row], lambda row=row: prefix(row), emitted[row] + depth)  # type: ignore[misc]
+                for row, rule in enumerate(rules)
+            ]
+        )
 
     return choose

@@ -51,11 +51,14 @@ class Statistics:
     @property
     def acceptance(self) -> list[float | None]:
         """Conditional acceptance by depth: of the steps that got to depth d − 1 with a tree at least d deep, the share
-        that accepted depth d too. None where no step got there."""
+        that accepted depth d too. A step that ended inside its branch was not asked for more. None: no step got there."""
         rates: list[float | None] = []
         for depth in range(1, max(self.depths, default=0) + 1):
-            offered = [count for count, deep in zip(self.accepted, self.depths, strict=True)
-                       if deep >= depth and count >= depth - 1]
+            offered = [
+                count
+                for count, deep, delivered in zip(self.accepted, self.depths, self.delivered, strict=True)
+                if deep >= depth and (count >= depth or (count == depth - 1 and delivered > count))
+            ]
             rates.append(sum(count >= depth for count in offered) / len(offered) if offered else None)
         return rates
 

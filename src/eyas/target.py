@@ -66,12 +66,14 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Where inputs go: the embedding's device."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """The model's own dtype, kept for masks, features and the draft."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     def new_cache(self, batch: int, capacity: int = 0) -> RowCache:
         """An empty cache for ``batch`` rows of at least ``capacity`` tokens."""
@@ -152,14 +154,13 @@ class Target:
     def _masks(self, cache: RowCache, positions: Tensor, relation: Tensor) -> Tensor | dict[str, Tensor]:
         """The additive mask, or one for each layer type, as this model's forward expects it."""
         visible = tree_visibility(cache.prefix_mask(self.device), relation)
-        window = getattr(self.config, "sliding_window", None)
+        window: int | None = getattr(self.config, "sliding_window", None)
         kinds = getattr(self.config, "layer_types", None)
         kinds = set(kinds) if kinds else {"sliding_attention" if window else "full_attention"}
         masks = {}
         for kind in kinds:
-            seen = visible
-            if kind == "sliding_attention":
-                seen = visible & within_window(cache.start, positions, window)
+            slides = kind == "sliding_attention"
+            seen = visible & within_window(cache.start, positions, window) if slides and window else visible
             masks[kind] = additive(seen, self.dtype)
         return masks if getattr(self.config, "layer_types", None) else masks.popitem()[1]
 

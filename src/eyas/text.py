@@ -26,7 +26,8 @@ class TextStream:
         self.given = 0  # characters of it given out
         self.stopped = False
         self._window = 0  # tokens before this one are decoded for good and give context no more
-        self._decoded = 0  # tokens whose text is in `text`
+        self._decoded = 0  # tokens before this one end in a whole character, which is in `text`
+        self._taken = 0  # characters of the window's text that are in `text`
 
     def push(self, token: int) -> bool:
         """Take in one token; True when it completes a stop string."""
@@ -35,14 +36,17 @@ class TextStream:
         return self.stopped
 
     def _advance(self, final: bool) -> None:
-        """Append the text of tokens not yet decoded, in the context of the window before them."""
-        known = self._decode(self.ids[self._window : self._decoded])
+        """Append the whole characters of tokens not yet decoded, in the context of the window before them."""
         fresh = self._decode(self.ids[self._window :])
-        if not final and (len(fresh) <= len(known) or fresh.endswith(UNFINISHED)):
+        whole = fresh if final else fresh.rstrip(UNFINISHED)
+        if len(whole) <= self._taken:
             return
         before = len(self.text)
-        self.text += fresh[len(known) :]
-        self._window, self._decoded = self._decoded, len(self.ids)
+        self.text += whole[self._taken :]
+        self._taken = len(whole)
+        if whole == fresh:
+            self._window, self._decoded = self._decoded, len(self.ids)
+            self._taken = len(self._decode(self.ids[self._window :]))
         self._find_stop(before)
 
     def _decode(self, ids: list[int]) -> str:
@@ -52,9 +56,7 @@ class TextStream:
 
     def _find_stop(self, before: int) -> None:
         """Cut at the earliest stop string that ends in text added since ``before``."""
-        found = [
-            place for stop in self.stop if (place := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
-        ]
+        found = [place for stop in self.stop if (place := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True
 
@@ -68,8 +70,11 @@ class TextStream:
         """Length of the longest end of the text that begins a stop string."""
         longest = max(map(len, self.stop), default=1) - 1
         return max(
-            (size for size in range(1, min(longest, len(self.text)) + 1)
-             if any(stop.startswith(self.text[-size:]) for stop in self.stop)),
+            (
+                size
+                for size in range(1, min(longest, len(self.text)) + 1)
+                if any(stop.startswith(self.text[-size:]) for stop in self.stop)
+            ),
             default=0,
         )
 

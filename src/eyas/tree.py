@@ -183,6 +183,8 @@ class StaticTree:
     def __post_init__(self) -> None:
         if not self.nodes or any(not path or path[:-1] not in {(), *self.nodes} for path in self.nodes):
             raise EyasError("a static tree needs at least one node, and every node's parent in it")
+        if any(rank < 0 for path in self.nodes for rank in path):
+            raise EyasError("a static tree's ranks count from 0, the best child")
         # breadth-first, so that drafting order is index order
         object.__setattr__(self, "nodes", tuple(sorted(set(self.nodes), key=lambda path: (len(path), path))))
 
@@ -231,9 +233,33 @@ def chain(depth: int) -> StaticTree:
 EAGLE1_TREE = StaticTree(
     tuple(
         tuple(map(int, path))
-        for path in (
-            "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-        ).split()
+        for path in [
+            "0",
+            "1",
+            "2",
+            "3",
+            "00",
+            "01",
+            "02",
+            "10",
+            "11",
+            "20",
+            "21",
+            "30",
+            "000",
+            "001",
+            "002",
+            "010",
+            "011",
+            "020",
+            "021",
+            "100",
+            "0000",
+            "0001",
+            "0002",
+            "00000",
+            "00001",
+        ]
     )
 )
 """The 25 nodes of EAGLE-1's published tree, by child ranks."""
@@ -271,7 +297,7 @@ def grow(
     levels: list[LevelScores] = []
     for level in range(1, policy.depth + 1):
         count, width = tokens.shape[1:]
-        confidences = confidences.nan_to_num(nan=-torch.inf).clamp(max=0.0)
+        confidences = confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
         log_values = (base[:, :, None] + confidences).flatten(1)  # [B, k·w]
         drafted.append(tokens.flatten(1))
         above = parents.repeat_interleave(width, dim=1)  # [B, k·w]
@@ -297,15 +323,17 @@ def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], c
         offsets.append(total)
         total += level.log_values.shape[1]
     # a candidate's parent in drafting order, −1 for the root
-    flat_parents = torch.cat(
-        [level.parents + offset for level, offset in zip(levels[1:], offsets, strict=False)], dim=1
-    ) if len(levels) > 1 else roots.new_zeros(len(roots), 0)
+    flat_parents = (
+        torch.cat([level.parents + offset for level, offset in zip(levels[1:], offsets, strict=False)], dim=1)
+        if len(levels) > 1
+        else roots.new_zeros(len(roots), 0)
+    )
     flat_parents = torch.cat([torch.full_like(levels[0].parents, -1), flat_parents], dim=1)
-    depth_of = torch.cat([
-        torch.full((level.log_values.shape[1],), number, device=roots.device) for number, level in enumerate(levels, 1)
-    ])
+    depth_of = torch.cat(
+        [torch.full((level.log_values.shape[1],), number, device=roots.device) for number, level in enumerate(levels, 1)]
+    )
     up = flat_parents.gather(1, chosen)
-    parents = torch.where(up < 0, 0, torch.searchsorted(chosen, up.clamp(min=0)) + 1)
+    parents = torch.where(up < 0, 0, torch.searchsorted(chosen.contiguous(), up.clamp(min=0)) + 1)
     zero = torch.zeros_like(roots)[:, None]
     return DraftTree(
         tokens=torch.cat([roots[:, None], torch.cat(drafted, dim=1).gather(1, chosen)], dim=1),

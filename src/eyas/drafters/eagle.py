@@ -30,7 +30,8 @@ class EagleDraft:
         self.head = head
         self.embedding = embedding
         self.token_map = token_map
-        self.rows = None if token_map is None else target.head.weight.detach()[token_map]  # [draft vocabulary, H]
+        weight: Tensor = target.head.get_parameter("weight").detach()
+        self.rows = None if token_map is None else weight[token_map]  # [draft vocabulary, H]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., H] of token ids."""

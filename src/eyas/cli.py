@@ -1,0 +1,352 @@
+"""The ``eyas`` command: arguments in, calls out. Text goes to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from eyas.errors import EyasError
+
+app = typer.Typer(
+    name="eyas",
+    help="Decode causal language models several times faster, with exactly their own output (EAGLE-2).",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+INTERRUPTED = 130
+TREE_SETTINGS = ("tokens", "depth", "width", "rank_by", "rerank")
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option("--target", help="Hub id, folder or .gguf file; default: the embedded SmolLM2-135M-Instruct."),
+]
+DraftOption = Annotated[
+    str | None, typer.Option("--draft", help="Hub id or folder of an EAGLE-1/2 draft; default: the one Eyas ships.")
+]
+MethodOption = Annotated[str, typer.Option("--method", help="eagle2, eagle1, chain or autoregressive.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0: greedy. Default: the model's own.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k most likely tokens; 0: all.")]
+TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
+MinPOption = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this share of the most likely one.")]
+RepetitionOption = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="Above 1: seen tokens become less likely.")
+]
+FrequencyOption = Annotated[float | None, typer.Option("--frequency-penalty", help="Subtracted per generated occurrence.")]
+PresenceOption = Annotated[float | None, typer.Option("--presence-penalty", help="Subtracted once a token was generated.")]
+BiasOption = Annotated[list[str] | None, typer.Option("--logit-bias", help="TOKEN_ID=VALUE, added to its logit; repeatable.")]
+MinNewOption = Annotated[int | None, typer.Option("--min-new-tokens", help="No end before so many new tokens.")]
+MaxNewOption = Annotated[int, typer.Option("--max-new-tokens", help="At most so many new tokens.")]
+StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the random numbers; default: random.")]
+TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2).")]
+DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain).")]
+WidthOption = Annotated[int | None, typer.Option("--width", help="Nodes expanded a level, and children a node (eagle2).")]
+RankByOption = Annotated[str | None, typer.Option("--rank-by", help="value, or the paper's ablation: confidence (eagle2).")]
+RerankOption = Annotated[
+    bool | None, typer.Option("--rerank/--no-rerank", help="The paper's other ablation: no reranking (eagle2).")
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, …")]
+TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's checkpoint.")]
+ColorOption = Annotated[bool, typer.Option("--color/--no-color", help="Tint accepted draft tokens, in a terminal.")]
+
+
+@app.callback()
+def start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
+) -> None:
+    """Decode causal language models several times faster, with exactly their own output (EAGLE-2)."""
+    if version:
+        from eyas import __version__
+
+        print(f"eyas {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or none: standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from a UTF-8 file.")] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    method: MethodOption = "eagle2",
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionOption = None,
+    frequency_penalty: FrequencyOption = None,
+    presence_penalty: PresenceOption = None,
+    logit_bias: BiasOption = None,
+    min_new_tokens: MinNewOption = None,
+    max_new_tokens: MaxNewOption = 512,
+    stop: StopOption = None,
+    seed: SeedOption = None,
+    tokens: TokensOption = None,
+    depth: DepthOption = None,
+    width: WidthOption = None,
+    rank_by: RankByOption = None,
+    rerank: RerankOption = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Pass the prompt as it is, without the chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with text, token ids and statistics.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Then decode plainly too, and print the speedup.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
+    color: ColorOption = True,
+) -> None:
+    """Continue a prompt; in a terminal the accepted draft tokens are tinted."""
+    text = read_prompt(prompt, file)
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty, "logit_bias": read_bias(logit_bias), "min_new_tokens": min_new_tokens,
+        "stop": stop, "seed": seed, "method": method, "tokens": tokens, "depth": depth, "width": width,
+        "rank_by": rank_by, "rerank": rerank,
+    }  # fmt: skip
+    engine = open_engine(target, draft, method, dtype, device, trust_remote_code, options)
+    ids = text if raw else engine.render([{"role": "user", "content": text}])
+    show = Shower(color, quiet=as_json)
+    stream = engine.stream(ids, **options)
+    interrupted = show.pieces(stream)
+    result = stream.result
+    if as_json:
+        print(json.dumps({
+            "text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason,
+            "stats": {**result.stats.as_dict(), "method": method, "dtype": str(engine.target.dtype).removeprefix("torch.")},
+        }, ensure_ascii=False))  # fmt: skip
+    note(summary(result))
+    if compare and not interrupted:
+        plain = engine.generate(ids, **{**options, "method": "autoregressive", **dict.fromkeys(TREE_SETTINGS)})
+        same = "the same tokens" if plain.token_ids == result.token_ids else "tokens that part (rounding at a near-tie)"
+        speedup = result.stats.tokens_per_second / plain.stats.tokens_per_second
+        note(f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s, {same}; speedup {speedup:.2f}x")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def chat(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    method: MethodOption = "eagle2",
+    system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    min_p: MinPOption = None,
+    repetition_penalty: RepetitionOption = None,
+    max_new_tokens: MaxNewOption = 512,
+    seed: SeedOption = None,
+    tokens: TokensOption = None,
+    depth: DepthOption = None,
+    width: WidthOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
+    color: ColorOption = True,
+) -> None:
+    """Talk with the model; the cache of earlier turns is kept. Ctrl-C stops an answer, Ctrl-D ends."""
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "seed": seed, "tokens": tokens, "depth": depth, "width": width,
+    }  # fmt: skip
+    engine = open_engine(target, draft, method, dtype, device, trust_remote_code, options)
+    opening = [{"role": "system", "content": system}] if system else []
+    messages, session, show = list(opening), engine.session(), Shower(color)
+    engine.render([*messages, {"role": "user", "content": "?"}])  # a missing template is told before the first question
+    note("/reset forgets the conversation, /quit or Ctrl-D ends")
+    for line in questions():
+        if line == "/quit":
+            break
+        if line == "/reset":
+            messages, session = list(opening), engine.session()
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            stream = engine.stream(engine.render(messages), session=session, **options)
+            interrupted = show.pieces(stream)
+        except EyasError as error:
+            messages.pop()
+            note(f"{error} (/reset starts anew)")
+            continue
+        messages.append({"role": "assistant", "content": stream.result.text})
+        note(summary(stream.result))
+        if interrupted:
+            session = engine.session()  # the interrupted step may have left it half-written
+
+
+@app.command()
+def inspect(
+    draft: Annotated[str | None, typer.Argument(help="Hub id or folder of a draft; default: the one Eyas ships.")] = None,
+    target: TargetOption = None,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Print what a draft checkpoint is, what it fits, and what is missing."""
+    from eyas.inspection import inspect_draft
+
+    lines, problem = inspect_draft(draft, target, trust_remote_code)
+    for name, value in lines:
+        print(f"{name:<14} {value}")
+    if problem is not None:
+        raise problem
+
+
+class Shower:
+    """Writes pieces to standard output as they come: drafted ones tinted, the target's own plain."""
+
+    def __init__(self, color: bool, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.tint = color and not quiet and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def pieces(self, stream: Any) -> bool:
+        """Show a whole stream; True when Ctrl-C cut it short."""
+        interrupted = False
+        try:
+            for piece in stream:
+                self._write(piece.text, piece.drafted)
+        except KeyboardInterrupt:
+            interrupted = True
+        if not self.quiet:
+            print(flush=True)
+        return interrupted
+
+    def _write(self, text: str, drafted: bool) -> None:
+        if not self.quiet and text:
+            sys.stdout.write(typer.style(text, fg="cyan") if self.tint and drafted else text)
+            sys.stdout.flush()
+
+
+def questions() -> Iterator[str]:
+    """The user's non-empty lines, with a prompt sign in a terminal, until end of input."""
+    while True:
+        try:
+            line = input("› " if sys.stdin.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        except UnicodeDecodeError:
+            raise EyasError("standard input is not UTF-8; convert it first") from None
+        if line:
+            yield line
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file, or standard input.
+
+    Raises:
+        EyasError: two sources or none, an unreadable file, text that is not UTF-8, or an empty prompt.
+    """
+    if file is not None and prompt is not None:
+        raise EyasError("a prompt and a prompt file were given; pass one of them")
+    source = f"prompt file {file}" if file is not None else "standard input"
+    if prompt is not None and prompt != "-":
+        text = prompt
+    else:
+        if file is None and prompt is None and sys.stdin.isatty():
+            raise EyasError("no prompt; pass it as an argument, with -f FILE, or on standard input")
+        try:
+            data = file.read_bytes() if file is not None else sys.stdin.buffer.read()
+            text = data.decode("utf-8")
+        except OSError as error:
+            raise EyasError(f"{source} cannot be read ({error.strerror}); check the path") from error
+        except UnicodeDecodeError as error:
+            raise EyasError(f"{source} is not UTF-8 (byte {error.start}); convert it first") from error
+        text = text.removesuffix("\n")
+    if not text:
+        raise EyasError("the prompt is empty; write something")
+    return text
+
+
+def read_bias(entries: list[str] | None) -> dict[int, float] | None:
+    """``TOKEN_ID=VALUE`` entries as a mapping.
+
+    Raises:
+        EyasError: an entry of another form.
+    """
+    if not entries:
+        return None
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token, _, value = entry.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise EyasError(f"logit bias {entry} is not TOKEN_ID=VALUE, such as 198=-5") from None
+    return bias
+
+
+def open_engine(
+    target: str | None, draft: str | None, method: str, dtype: str, device: str, trust: bool, options: dict[str, Any]
+) -> Any:
+    """Check the options, then load, telling what is going on: a mistake in an option must not wait for a model."""
+    from eyas.engine import check_options, load
+
+    check_options({**options, "method": method})
+    with progress(f"loading {target or 'the embedded target'}"):
+        return load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """A spinner on standard error while something takes long; a plain line where that is no terminal."""
+    console = Console(file=sys.stderr)  # this very stream: libraries' own bars are sent elsewhere meanwhile
+    if console.is_terminal:
+        with console.status(f"{what} …"):
+            yield
+    else:
+        note(f"{what} …")
+        yield
+
+
+def summary(result: Any) -> str:
+    """One line about how a request went."""
+    stats, tau = result.stats, result.stats.tau
+    steps = "" if tau is None else f" in {stats.steps} steps, τ {tau:.2f}"
+    return f"{len(result.token_ids)} tokens{steps}, {stats.tokens_per_second:.1f} tokens/s ({result.finish_reason})"
+
+
+def note(text: str) -> None:
+    """One line for the user, on standard error."""
+    print(f"eyas: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Entry point: exit status 0; 2 with one line for what the user can mend; 130 after Ctrl-C."""
+    try:
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except EyasError as error:
+        status = complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: end without a word
+        status = 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own usage errors have it; their classes are private
+            raise
+        status = complain(error.format_message())
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def complain(message: str) -> int:
+    """Say on one line what is wrong; the exit status that goes with it."""
+    note(" ".join(message.split()))
+    return 2
+
+
+if __name__ == "__main__":
+    main()
