@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from eyas import __version__
+from eyas.engine import TREE_SETTINGS, Engine, check_options, load
 from eyas.errors import EyasError
+from eyas.inspection import inspect_draft
+from eyas.loading import load_target
+from eyas.terminal import Shower, note, progress, questions, read_bias, read_prompt, summary
 
 app = typer.Typer(
     name="eyas",
@@ -24,7 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 INTERRUPTED = 130
-TREE_SETTINGS = ("tokens", "depth", "width", "rank_by", "rerank")
 
 TargetOption = Annotated[
     str | None,
@@ -67,8 +69,6 @@ def start(
 ) -> None:
     """Decode causal language models several times faster, with exactly their own output (EAGLE-2)."""
     if version:
-        from eyas import __version__
-
         print(f"eyas {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
@@ -119,6 +119,9 @@ def generate(
     }  # fmt: skip
     engine = open_engine(target, draft, method, dtype, device, trust_remote_code, options)
     ids = text if raw else engine.render([{"role": "user", "content": text}])
+    if compare:  # nobody's first call pays for warming up
+        for name in (method, "autoregressive"):
+            engine.generate(ids, max_new_tokens=4, method=name)
     show = Shower(color, quiet=as_json)
     stream = engine.stream(ids, **options)
     interrupted = show.pieces(stream)
@@ -196,8 +199,6 @@ def inspect(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Print what a draft checkpoint is, what it fits, and what is missing."""
-    from eyas.inspection import inspect_draft
-
     lines, problem = inspect_draft(draft, target, trust_remote_code)
     for name, value in lines:
         print(f"{name:<14} {value}")
@@ -205,126 +206,68 @@ def inspect(
         raise problem
 
 
-class Shower:
-    """Writes pieces to standard output as they come: drafted ones tinted, the target's own plain."""
+@app.command()
+def train(
+    data: Annotated[
+        Path, typer.Option("--data", help="Conversations: JSON lines with messages, answered by the target itself.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the draft to write.")],
+    heldout: Annotated[
+        Path | None, typer.Option("--heldout", help="Conversations to evaluate on; the best head is kept.")
+    ] = None,
+    target: TargetOption = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Time limit; the schedule fits into it.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data at most.")] = None,
+    unroll: Annotated[int | None, typer.Option("--unroll", help="Draft steps trained on the head's own outputs.")] = None,
+    draft_vocab: Annotated[
+        int | None, typer.Option("--draft-vocab", help="Most frequent tokens the draft may propose; 0: all.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The peak.")] = None,
+    entropy_weight: Annotated[float | None, typer.Option("--entropy-weight", help="Weight of the cross-entropy.")] = None,
+    dropout: Annotated[float | None, typer.Option("--dropout", help="On the layer's input and branches.")] = None,
+    average: Annotated[
+        float | None, typer.Option("--average", help="Decay of the running mean of the weights; 0: none.")
+    ] = None,
+    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", help="Padded tokens an optimiser step.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps between evaluations.")] = None,
+    seed: SeedOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Train a draft head for a target on conversations it wrote."""
+    from eyas.training import TrainOptions
+    from eyas.training import train as train_head
 
-    def __init__(self, color: bool, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self.tint = color and not quiet and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-    def pieces(self, stream: Any) -> bool:
-        """Show a whole stream; True when Ctrl-C cut it short."""
-        interrupted = False
-        try:
-            for piece in stream:
-                self._write(piece.text, piece.drafted)
-        except KeyboardInterrupt:
-            interrupted = True
-        if not self.quiet:
-            print(flush=True)
-        return interrupted
-
-    def _write(self, text: str, drafted: bool) -> None:
-        if not self.quiet and text:
-            sys.stdout.write(typer.style(text, fg="cyan") if self.tint and drafted else text)
-            sys.stdout.flush()
-
-
-def questions() -> Iterator[str]:
-    """The user's non-empty lines, with a prompt sign in a terminal, until end of input."""
-    while True:
-        try:
-            line = input("› " if sys.stdin.isatty() else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            return
-        except UnicodeDecodeError:
-            raise EyasError("standard input is not UTF-8; convert it first") from None
-        if line:
-            yield line
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, a file, or standard input.
-
-    Raises:
-        EyasError: two sources or none, an unreadable file, text that is not UTF-8, or an empty prompt.
-    """
-    if file is not None and prompt is not None:
-        raise EyasError("a prompt and a prompt file were given; pass one of them")
-    source = f"prompt file {file}" if file is not None else "standard input"
-    if prompt is not None and prompt != "-":
-        text = prompt
-    else:
-        if file is None and prompt is None and sys.stdin.isatty():
-            raise EyasError("no prompt; pass it as an argument, with -f FILE, or on standard input")
-        try:
-            data = file.read_bytes() if file is not None else sys.stdin.buffer.read()
-            text = data.decode("utf-8")
-        except OSError as error:
-            raise EyasError(f"{source} cannot be read ({error.strerror}); check the path") from error
-        except UnicodeDecodeError as error:
-            raise EyasError(f"{source} is not UTF-8 (byte {error.start}); convert it first") from error
-        text = text.removesuffix("\n")
-    if not text:
-        raise EyasError("the prompt is empty; write something")
-    return text
-
-
-def read_bias(entries: list[str] | None) -> dict[int, float] | None:
-    """``TOKEN_ID=VALUE`` entries as a mapping.
-
-    Raises:
-        EyasError: an entry of another form.
-    """
-    if not entries:
-        return None
-    bias: dict[int, float] = {}
-    for entry in entries:
-        token, _, value = entry.partition("=")
-        try:
-            bias[int(token)] = float(value)
-        except ValueError:
-            raise EyasError(f"logit bias {entry} is not TOKEN_ID=VALUE, such as 198=-5") from None
-    return bias
+    given = {
+        "data": data, "out": out, "heldout": heldout, "minutes": minutes, "epochs": epochs, "steps": unroll,
+        "learning_rate": learning_rate, "entropy_weight": entropy_weight, "dropout": dropout, "average": average,
+        "batch_tokens": batch_tokens, "evaluate_every": evaluate_every, "seed": seed,
+    }  # fmt: skip
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if draft_vocab is not None:
+        chosen["draft_vocab_size"] = draft_vocab or None
+    options = TrainOptions(**chosen)
+    for path in (data, heldout):
+        if path is not None and not path.is_file():
+            raise EyasError(f"training data {path}: no such file")
+    with progress(f"loading {target or 'the embedded target'}"):
+        loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    train_head(loaded.model, loaded.tokenizer, options)
 
 
 def open_engine(
     target: str | None, draft: str | None, method: str, dtype: str, device: str, trust: bool, options: dict[str, Any]
-) -> Any:
+) -> Engine:
     """Check the options, then load, telling what is going on: a mistake in an option must not wait for a model."""
-    from eyas.engine import check_options, load
-
     check_options({**options, "method": method})
     with progress(f"loading {target or 'the embedded target'}"):
         return load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long; a plain line where that is no terminal."""
-    console = Console(file=sys.stderr)  # this very stream: libraries' own bars are sent elsewhere meanwhile
-    if console.is_terminal:
-        with console.status(f"{what} …"):
-            yield
-    else:
-        note(f"{what} …")
-        yield
-
-
-def summary(result: Any) -> str:
-    """One line about how a request went."""
-    stats, tau = result.stats, result.stats.tau
-    steps = "" if tau is None else f" in {stats.steps} steps, τ {tau:.2f}"
-    return f"{len(result.token_ids)} tokens{steps}, {stats.tokens_per_second:.1f} tokens/s ({result.finish_reason})"
-
-
-def note(text: str) -> None:
-    """One line for the user, on standard error."""
-    print(f"eyas: {text}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Entry point: exit status 0; 2 with one line for what the user can mend; 130 after Ctrl-C."""
+    warnings.showwarning = lambda message, *_: note(" ".join(str(message).split()))
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from eyas.budget import choose_tree, measure_costs
 from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.errors import EyasError
 from eyas.loading import fit_draft, load_target, read_draft, wrap_target
-from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
+from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
@@ -90,6 +92,18 @@ class Engine:
         self.target = target
         self.draft = draft
         self.method = check_method(method)
+        ignored = unsupported_settings(target.model.generation_config)
+        if ignored:
+            warnings.warn(
+                f"the generation_config of {target.name} sets {', '.join(ignored)}, which Eyas does not apply: output may differ "
+                "from transformers' generate",
+                stacklevel=2,
+            )
+
+    @cached_property
+    def tree(self) -> DynamicTree:
+        """The tree that ``eagle2`` grows where a call gives no setting: the one that pays best here, measured once."""
+        return DynamicTree() if self.draft is None else choose_tree(measure_costs(self.draft))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -193,6 +207,7 @@ class Engine:
         call = check_options({**options, "method": method})
         if call.policy is not None and draft is None:
             raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
+        policy = self.tree if call.measured else call.policy
         rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
         strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
         if strange:
@@ -206,9 +221,9 @@ class Engine:
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is None:
-            new_drafter = None if draft is None or call.policy is None else partial(EagleDrafter, draft)
+            new_drafter = None if draft is None or policy is None else partial(EagleDrafter, draft)
             session = open_session(target, requests, new_drafter)
-        return Job(requests, session, call.policy)
+        return Job(requests, session, policy)
 
     def _request(self, prompt: Prompt, call: Call, options: SamplingOptions, seed: int | None) -> Request:
         ids, target = self._ids(prompt), self.target
@@ -258,12 +273,14 @@ class Call:
 
     Attributes:
         policy: how trees grow; None: plain decoding.
+        measured: eagle2 without any setting: the engine's measured tree takes the policy's place.
         max_new_tokens: at most so many new tokens each.
         stop: stop strings.
         sampling: the `SamplingOptions` fields that were given.
     """
 
     policy: TreePolicy | None
+    measured: bool
     max_new_tokens: int
     stop: list[str]
     sampling: dict[str, Any]
@@ -274,8 +291,9 @@ def check_options(options: Mapping[str, Any]) -> Call:
 
     Args:
         options: ``method``; ``tree`` (a policy of your own) or its settings ``tokens``, ``depth``, ``width``, ``rank_by`` and
-            ``rerank`` (see `DynamicTree`); ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several);
-            and the fields of `SamplingOptions`.
+            ``rerank`` (see `DynamicTree`; with none of them eagle2 takes the tree that pays best on this machine);
+            ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several); and the fields of
+            `SamplingOptions`.
 
     Raises:
         EyasError: an unknown option, or one that makes no sense.
@@ -295,7 +313,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
     SamplingOptions(**given)
     policy = make_policy(method, **settings)
-    return Call(tree if tree is not None and policy is not None else policy, max_new_tokens, stops, given)
+    measured = method == "eagle2" and tree is None and not settings
+    return Call(tree if tree is not None and policy is not None else policy, measured, max_new_tokens, stops, given)
 
 
 def check_method(method: str) -> str:

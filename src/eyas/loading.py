@@ -55,8 +55,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, stored: torch.dty
     """The dtype to load a target in.
 
     Args:
-        dtype: the user's wish. ``"auto"`` keeps what the checkpoint stores, except that on a CPU half precision (and a .gguf, which
-            stores none) becomes bfloat16 or float32, whichever this CPU multiplies faster.
+        dtype: the user's wish. ``"auto"`` keeps what the checkpoint stores, except that on a CPU half precision (and a .gguf,
+            which stores none) becomes bfloat16 or float32, whichever this CPU multiplies faster.
         device: where it will run.
         stored: the checkpoint's own dtype; None for a .gguf.
 

@@ -104,6 +104,20 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+UNSUPPORTED = {  # settings of a generation_config that change what ``generate`` says, with the values that do not
+    "no_repeat_ngram_size": (0,), "bad_words_ids": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,),
+    "top_h": (), "guidance_scale": (1, 1.0), "min_length": (0,), "sequence_bias": ({},), "stop_strings": ([],),
+    "exponential_decay_length_penalty": (), "watermarking_config": (), "penalty_alpha": (0,), "num_beams": (1,),
+}  # fmt: skip
+
+
+def unsupported_settings(generation_config: Any) -> list[str]:
+    """What a model's ``generation_config`` asks for and Eyas does not do, as ``name=value``."""
+    asked = {name: getattr(generation_config, name, None) for name in UNSUPPORTED}
+    return [f"{name}={value}" for name, value in asked.items() if value is not None and value not in UNSUPPORTED[name]]
+
+
 class OccurrencePenalty(LogitsProcessor):
     """OpenAI's frequency and presence penalties over the generated tokens, which transformers lacks."""
 

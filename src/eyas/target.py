@@ -124,8 +124,8 @@ class Target:
         """Run all nodes of the trees in one forward; each sees its prefix, its ancestors and itself.
 
         Returns:
-            Logits [B, n, V] exactly as the model computes them, and features [B, n, H·layers]. The nodes' rows are appended to the
-            cache; call `RowCache.keep` with the accepted path.
+            Logits [B, n, V] exactly as the model computes them, and features [B, n, H·layers]. The nodes' rows are appended to
+            the cache; call `RowCache.keep` with the accepted path.
         """
         lengths = torch.tensor(cache.lengths, device=self.device)
         positions = lengths[:, None] + tree.depths
@@ -196,7 +196,7 @@ class Target:
         try:
             cache = self.new_cache(1)
             self.prefill(cache, [context[:-1]])
-            logits, features = self.verify(cache, tree)
+            logits, _ = self.verify(cache, tree)
             for node, sibling in enumerate(siblings, start=1):
                 ids = torch.tensor([[*context, sibling]], device=self.device)
                 plain = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()

@@ -10,8 +10,8 @@ UNFINISHED = "\ufffd"  # what a tokenizer puts for the bytes of an incomplete ch
 class TextStream:
     """Decodes one request's tokens as they come.
 
-    Text is given out once it can no longer change: bytes of an unfinished character are held back, and so is whatever might turn
-    out to begin a stop string. The pieces concatenate to `text`.
+    Text is given out once it can no longer change: bytes of an unfinished character are held back, and so is whatever might
+    turn out to begin a stop string. The pieces concatenate to `text`.
 
     Args:
         tokenizer: None decodes to empty text (token ids in, token ids out).

@@ -296,7 +296,7 @@ def grow(
     drafted: list[Tensor] = []
     levels: list[LevelScores] = []
     for level in range(1, policy.depth + 1):
-        count, width = tokens.shape[1:]
+        width = tokens.shape[2]
         confidences = confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
         log_values = (base[:, :, None] + confidences).flatten(1)  # [B, k·w]
         drafted.append(tokens.flatten(1))
