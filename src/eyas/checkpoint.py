@@ -74,12 +74,14 @@ def read_checkpoint(source: str | os.PathLike[str]) -> DraftCheckpoint:
     for key, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise EyasError(f"draft {name}: tensor {key} holds NaN or infinite values; fetch or train it again")
-    if "fc.weight" not in tensors:
-        raise EyasError(f"draft {name}: no tensor fc.weight, so this is no EAGLE draft; pass one with --draft")
+    if "fc.weight" not in tensors or tensors["fc.weight"].ndim != 2:
+        raise EyasError(f"draft {name}: no matrix fc.weight, so this is no EAGLE draft; pass one with --draft")
     kind = "eagle3" if any(key.startswith("midlayer.") for key in tensors) or _is_wide(tensors["fc.weight"]) else "eagle"
     embedding = tensors.pop("embed_tokens.weight", None)
     offsets = tensors.pop("d2t", None)
     tensors.pop("t2d", None)  # the same map, as a mask
+    if offsets is not None and (offsets.ndim != 1 or offsets.dtype not in (torch.int64, torch.int32)):
+        raise EyasError(f"draft {name}: its token map (d2t) is no list of whole numbers; fetch or train it again")
     token_map = None if offsets is None else offsets.long() + torch.arange(len(offsets))
     return DraftCheckpoint(name, kind, raw, tensors, embedding, token_map)
 
@@ -94,8 +96,14 @@ def build_head(checkpoint: DraftCheckpoint) -> EagleHead:
         raise EyasError(
             f"draft {checkpoint.name}: this is an EAGLE-3 head, which this version does not run; use an EAGLE-1/2 draft"
         )
-    with torch.device("meta"):
+    try:
         head = EagleHead(head_config(checkpoint))
+    except EyasError:
+        raise
+    except Exception as error:  # whatever an impossible value of config.json makes the libraries raise
+        raise EyasError(
+            f"draft {checkpoint.name}: config.json describes no head ({type(error).__name__}: {first_line(error)}); mend it"
+        ) from error
     expected, found = dict(head.state_dict()), checkpoint.tensors
     for problem, names in (("missing", expected.keys() - found.keys()), ("surplus", found.keys() - expected.keys())):
         if names:
@@ -106,7 +114,10 @@ def build_head(checkpoint: DraftCheckpoint) -> EagleHead:
                 f"draft {checkpoint.name}: tensor {key} is {list(found[key].shape)} where config.json "
                 f"implies {list(tensor.shape)}"
             )
-    head = EagleHead(head_config(checkpoint))  # again, off the meta device: the rotary buffers are computed
+        if not found[key].is_floating_point():
+            raise EyasError(
+                f"draft {checkpoint.name}: tensor {key} is {found[key].dtype}; quantised drafts are not supported, fetch a plain one"
+            )
     head.load_state_dict(found)
     return head.eval().requires_grad_(False)
 
@@ -171,7 +182,7 @@ def head_config(checkpoint: DraftCheckpoint) -> HeadConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=raw.get("vocab_size", 0),
-        rms_norm_eps=raw.get("rms_norm_eps", PUBLISHED_EPS),
+        rms_norm_eps=float(raw.get("rms_norm_eps", PUBLISHED_EPS)),
         hidden_act=raw.get("hidden_act", "silu"),
         rope=rope_parameters(raw),
         max_position_embeddings=raw.get("max_position_embeddings", 2048),
@@ -225,17 +236,20 @@ def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, ex
         tensors["d2t"] = token_map.cpu().long() - torch.arange(len(token_map))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    old = folder.with_name(f".{folder.name}-old")
     try:
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
-        old = folder.with_name(f".{folder.name}-old")
         if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
             folder.rename(old)
         temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         raise
 
 

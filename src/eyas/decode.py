@@ -138,13 +138,14 @@ def decode(target: Target, session: Session, policy: TreePolicy | None, requests
             delivery = rows[row].deliver([*branch[1:], token], drafted=len(branch) - 1)
             count = len(delivery.token_ids)  # token j follows node path[j]
             kept.append(path[:count])
-            session.seen[row] += branch[:count]
             rows[row].statistics.step(count, delivery.accepted, tree.max_depth)
             deliveries.append(delivery)
         cache.keep(kept)
         roots, walked = accepted.next_token, clock()
         if drafter is not None:
             _commit(drafter, deliveries, kept, features)
+        for seen, branch, path in zip(session.seen, branches, kept, strict=True):
+            seen += branch[: len(path)]  # last: an interrupted step leaves no token here without its rows
         end = clock()
         for request in rows:
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
@@ -156,6 +157,7 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     """Run what the session has not seen of each prompt; choose and deliver each row's first new token [B]."""
     started = time.perf_counter()
     known = [_common(seen, request.prompt) for seen, request in zip(session.seen, requests, strict=True)]
+    session.seen = [seen[:count] for seen, count in zip(session.seen, known, strict=True)]
     session.cache.truncate(known)
     if session.drafter is not None:
         session.drafter.truncate(known)
@@ -166,10 +168,10 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     rules = [request.rule for request in requests]
     accepted = walk(tree, chooser(rules, logits[:, None], tree, histories, [0] * len(requests)))
     _, _, first = _read(target, tree, logits[:, None], accepted)
-    session.seen = [list(request.prompt) for request in requests]
     if session.drafter is not None:
         following = [[*prompt[1:], token] for prompt, token in zip(fresh, first, strict=True)]
         session.drafter.commit(_padded(following, logits.device), features, [len(prompt) for prompt in fresh])
+    session.seen = [list(request.prompt) for request in requests]
     deliveries = [request.deliver([token], drafted=0) for request, token in zip(requests, first, strict=True)]
     for request in requests:
         request.statistics.prefill_seconds = time.perf_counter() - started

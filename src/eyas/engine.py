@@ -95,8 +95,8 @@ class Engine:
         ignored = unsupported_settings(target.model.generation_config)
         if ignored:
             warnings.warn(
-                f"the generation_config of {target.name} sets {', '.join(ignored)}, which Eyas does not apply: output may differ "
-                "from transformers' generate",
+                f"the generation_config of {target.name} sets {', '.join(ignored)}, which Eyas does not apply: output may "
+                "differ from transformers' generate",
                 stacklevel=2,
             )
 
@@ -129,6 +129,8 @@ class Engine:
         Raises:
             EyasError: bad options, an empty or over-long prompt, or a method that needs a draft where there is none.
         """
+        if hasattr(prompt, "tolist"):  # a tensor or an array of ids
+            prompt = prompt.tolist()
         single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], (str, Sequence)))
         prompts = [prompt] if single else list(prompt)
         if not prompts:
@@ -220,6 +222,8 @@ class Engine:
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
+        if session is not None and len(prompts) != 1:
+            raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
         if session is None:
             new_drafter = None if draft is None or policy is None else partial(EagleDrafter, draft)
             session = open_session(target, requests, new_drafter)

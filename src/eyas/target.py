@@ -8,6 +8,7 @@ read. `Target` refuses at construction what it could not serve losslessly.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ class Target:
     def _forward(
         self, cache: RowCache, tokens: Tensor, positions: Tensor, relation: Tensor | None, keep_logits: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """One forward of the model. ``relation`` [B, n, n]: which new nodes each one sees; None: the model's own causal mask."""
+        """One forward of the model; ``relation`` [B, n, n]: which new nodes each one sees, None: causal, by the model."""
         positions = positions.clamp(max=self.context_limit - 1)  # only nodes that will be cut can lie beyond
         output = self.model(
             input_ids=tokens,
@@ -244,6 +245,8 @@ def check_configuration(config: Any, name: str) -> None:
     others |= set(getattr(text, "layers_block_type", None) or []) - {"attention", "hybrid"}
     if others:
         raise EyasError(f"target {name}: {kind} has {', '.join(sorted(others))} layers; {remedy}")
+    if kind == "bloom" or getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False):
+        raise EyasError(f"target {name}: {kind} has ALiBi biases, which count stored rows instead of positions; {remedy}")
     if getattr(text, "attention_chunk_size", None):
         raise EyasError(f"target {name}: {kind} attends in chunks; {remedy}")
     if getattr(text, "num_kv_shared_layers", 0):
@@ -269,5 +272,11 @@ def check_class(model: Any, name: str) -> None:
             f"target {name}: attention implementation {implementation} takes no tree masks; "
             "load it with attn_implementation='sdpa'"
         )
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise EyasError(f"target {name}: {kind} has no logits_to_keep; only transformers' own causal LMs are supported")
+    for argument in ("logits_to_keep", "position_ids"):
+        if argument not in inspect.signature(model.forward).parameters:
+            raise EyasError(f"target {name}: {kind} takes no {argument}; only transformers' own causal LMs are supported")
+    text = model.config.get_text_config()
+    slides = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
+    modules = [sys.modules.get(base.__module__) for base in type(model).__mro__]
+    if slides and not any(hasattr(module, "create_sliding_window_causal_mask") for module in modules):
+        raise EyasError(f"target {name}: {kind} does not say to which of its layers sliding_window applies; set it to None")

@@ -60,7 +60,7 @@ def test_the_pair_of_the_first_draft_is_trained(tokenizer: Any) -> None:
 def test_no_trainable_token_is_refused_with_the_rendered_sample(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "a b"}]}))
-    with pytest.raises(EyasError, match="no assistant token(.|\n)*<user> a b <end>"):
+    with pytest.raises(EyasError, match=r"no assistant token(.|\n)*<user> a b <end>"):
         read_samples(path, tokenizer, {0}, max_length=64)
 
 

@@ -8,15 +8,11 @@ import torch
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.training.unroll import shift, unroll
 
-SIZES = dict(
-    hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=4, vocab_size=32
-)
-
 
 @pytest.fixture
 def head() -> EagleHead:
     torch.manual_seed(0)
-    head = EagleHead(HeadConfig(**SIZES)).double()
+    head = EagleHead(HeadConfig(16, 24, num_attention_heads=4, num_key_value_heads=2, head_dim=4, vocab_size=32)).double()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return head
@@ -25,7 +21,7 @@ def head() -> EagleHead:
 def drafted(head: EagleHead, embeddings: torch.Tensor, features: torch.Tensor, root: int, steps: int) -> torch.Tensor:
     """The last guess of a chain whose first pair is ``root``: true features up to it, then the head's own guesses."""
     rows = list(features[:, : root + 1].unbind(1))
-    for step in range(steps):
+    for _ in range(steps):
         known = torch.stack(rows, dim=1)  # [B, root + 1 + step, H]
         n = known.shape[1]
         mask = torch.full((n, n), -torch.inf, dtype=known.dtype).triu(1)[None, None]

@@ -1,0 +1,176 @@
+"""Conversations as token ids with a mask that says which tokens the assistant wrote.
+
+The text is the tokenizer's own chat template. An assistant turn is found by differencing renderings: what
+``messages[:k]`` gives with the generation prompt is the prompt; what ``messages[:k + 1]`` adds to it is the answer, of
+which everything up to the first end token is the assistant's own (templates put a newline or more after it).
+
+    text   <|im_start|> user ⏎ Hi <|im_end|> ⏎ <|im_start|> assistant ⏎ Hello <|im_end|> ⏎
+    written     0        0   0  0     0      0      0           0     0   1       1      0
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.errors import EyasError
+
+
+class TrainingDataError(EyasError):
+    """The data cannot be trained on; the message says why and shows the sample."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation.
+
+    Attributes:
+        ids: token ids, [L] int64.
+        written: whether the assistant wrote the token, [L] bool.
+    """
+
+    ids: Tensor
+    written: Tensor
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a messages JSONL file."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TrainingDataError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+            raise TrainingDataError(f'{path}, line {number}: no "messages" list')
+        rows.append(row)
+    if not rows:
+        raise TrainingDataError(f"{path}: no conversations in it")
+    return rows
+
+
+def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> Sample:
+    """Tokenise one row; the prompt and each answer apart, as decoding meets them.
+
+    Args:
+        row: ``messages`` and optionally ``finished``; false: the last answer was cut, its end token is not the model's.
+        tokenizer: a transformers tokenizer with a chat template.
+        end_ids: the target's end tokens.
+    """
+    messages = row["messages"]
+    ids: list[int] = []
+    written: list[bool] = []
+    done = ""  # the rendered text that ids hold
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = tokenizer.apply_chat_template(messages[:turn], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(messages[: turn + 1], tokenize=False)
+        if not (prompt.startswith(done) and whole.startswith(prompt)):
+            raise TrainingDataError(f"the chat template does not render turns one after another:\n{whole}")
+        prompt_ids = tokenizer.encode(prompt[len(done) :], add_special_tokens=False)
+        answer_ids = tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+        end = next((place for place, token in enumerate(answer_ids) if token in end_ids), None)
+        if end is None:
+            own = len(answer_ids)
+        elif turn == len(messages) - 1 and row.get("finished") is False:
+            own = end
+        else:
+            own = end + 1
+        ids += prompt_ids + answer_ids
+        written += [False] * len(prompt_ids) + [True] * own + [False] * (len(answer_ids) - own)
+        done = whole
+    return Sample(torch.tensor(ids, dtype=torch.long), torch.tensor(written, dtype=torch.bool))
+
+
+def read_samples(path: Path, tokenizer: Any, end_ids: Collection[int], max_length: int) -> list[Sample]:
+    """All conversations of a file, cut to ``max_length`` tokens; those without a trainable token are left out."""
+    rows = read_rows(path)
+    samples = []
+    for row in rows:
+        sample = render(row, tokenizer, end_ids)
+        sample = Sample(sample.ids[:max_length], sample.written[:max_length])
+        if supervised_pairs(sample).any():
+            samples.append(sample)
+    if not samples:
+        text = tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False)
+        raise TrainingDataError(f"{path}: no assistant token to train on. The first conversation reads:\n{text}")
+    return samples
+
+
+def supervised_pairs(sample: Sample) -> Tensor:
+    """Which draft pairs of a sample are trained, [L - 2] bool.
+
+    Pair i = (feature i, token i + 1) imitates the target at i + 1, whose next token is i + 2: it is trained if the
+    assistant wrote token i + 2.
+
+        token     0 u   1 u   2 a   3 a   4 end       the prompt is u u; decoding draws token 2 from the prefill
+        pair      0:a   1:a   2:end                   pair 1 = (feature 1, token 2) makes the first draft, token 3
+    """
+    return sample.written[2:]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples padded on the right.
+
+    Attributes:
+        index: the samples' places in the data, [B].
+        ids: token ids, [B, L] int64, padded with 0.
+        present: whether the place holds a token, [B, L] bool.
+        supervised: whether the pair is trained, [B, L - 2] bool.
+    """
+
+    index: list[int]
+    ids: Tensor
+    present: Tensor
+    supervised: Tensor
+
+
+def collate(samples: Sequence[Sample], index: list[int]) -> Batch:
+    """Pad the chosen samples to the longest."""
+    chosen = [samples[place] for place in index]
+    length = max(len(sample.ids) for sample in chosen)
+    ids = torch.zeros(len(chosen), length, dtype=torch.long)
+    present = torch.zeros(len(chosen), length, dtype=torch.bool)
+    supervised = torch.zeros(len(chosen), length - 2, dtype=torch.bool)
+    for row, sample in enumerate(chosen):
+        ids[row, : len(sample.ids)] = sample.ids
+        present[row, : len(sample.ids)] = True
+        supervised[row, : len(sample.ids) - 2] = supervised_pairs(sample)
+    return Batch(index, ids, present, supervised)
+
+
+def batches(samples: Sequence[Sample], tokens: int, generator: random.Random | None = None, pool: int = 256) -> Iterator[Batch]:
+    """One epoch: batches of at most ``tokens`` padded tokens (or one longer sample), of samples alike in length.
+
+    Args:
+        generator: shuffles the samples, sorts each ``pool`` of them by length, shuffles the batches. None: all sorted.
+    """
+    order = list(range(len(samples)))
+    if generator is not None:
+        generator.shuffle(order)
+    else:
+        pool = len(order)
+    groups: list[list[int]] = []
+    for start in range(0, len(order), pool):
+        group: list[int] = []
+        for place in sorted(order[start : start + pool], key=lambda item: -len(samples[item].ids)):
+            if group and len(samples[group[0]].ids) * (len(group) + 1) > tokens:  # the first is the longest
+                groups.append(group)
+                group = []
+            group.append(place)
+        groups.append(group)
+    if generator is not None:
+        generator.shuffle(groups)
+    for group in groups:
+        yield collate(samples, group)

@@ -1,0 +1,103 @@
+"""How far a head's guesses would carry on held-out conversations, without decoding.
+
+Every supervised position is taken as the root of a chain of draft steps fed with the conversation's own next tokens:
+the step is right if the token the target really emitted there ranks high enough. On greedy conversations that token is
+the target's argmax; on sampled ones it is the sample, and accepting it is what a tree does at that temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyas.heads.eagle import EagleHead
+from eyas.training.data import Batch
+from eyas.training.features import Knowledge
+from eyas.training.unroll import unroll
+
+RANKS = (1, 3, 10)
+WORTH = 0.005  # a path of this value finds a place in a tree of some 60 nodes
+
+
+@dataclass(frozen=True)
+class Report:
+    """Held-out accuracies.
+
+    Attributes:
+        top: for ranks 1, 3 and 10, per draft step, how often the emitted token is among that many best guesses.
+        chain: expected tokens a step with one guess a level, the target's own included.
+        tree: the same for a tree that holds every path within the ten best guesses a level and of value over WORTH.
+    """
+
+    top: dict[int, list[float]]
+    chain: float
+    tree: float
+
+    def __str__(self) -> str:
+        tops = "  ".join(f"top-{rank} " + " ".join(f"{hit:.3f}" for hit in hits) for rank, hits in self.top.items())
+        return f"{tops}  chain τ {self.chain:.3f}  tree τ ≈ {self.tree:.3f}"
+
+
+@torch.no_grad()
+def evaluate(
+    head: EagleHead,
+    observed: Iterable[tuple[Batch, Knowledge]],
+    embedding: Tensor,
+    rows: Tensor,
+    token_map: Tensor,
+    steps: int = 6,
+) -> Report:
+    """Measure a head.
+
+    Args:
+        observed: batches with what the target knows of them.
+        embedding: the target's, [V, H].
+        rows: its LM head for the draft vocabulary, [D, H].
+        token_map: target ids of the draft vocabulary, [D].
+        steps: draft steps, the depth of the tree.
+    """
+    draft_ids = torch.full((len(embedding),), -1, device=embedding.device)  # [V], -1: not in the draft vocabulary
+    draft_ids[token_map] = torch.arange(len(token_map), device=embedding.device)
+    hits = torch.zeros(len(RANKS), steps)
+    positions = roots = chain = tree = 0.0
+    for batch, knowledge in observed:
+        supervised, n = batch.supervised.cpu(), batch.supervised.shape[1]
+        features = knowledge.features[:, :n]
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=features.dtype == torch.bfloat16):
+            guesses = unroll(head, embedding[batch.ids[:, 1 : n + 1]], features, steps)
+        emitted = draft_ids[batch.ids[:, 2:][batch.supervised]]  # [N]
+        ranks = torch.full((steps, *supervised.shape), len(token_map))  # [K, B, n]; unsupervised: never found
+        values = torch.zeros(ranks.shape)  # log probability of the emitted token
+        for step, guess in enumerate(guesses):
+            rank, value = _score(guess[batch.supervised], emitted, rows)
+            ranks[step][supervised], values[step][supervised] = rank.cpu(), value.cpu()
+        for which, best in enumerate(RANKS):
+            hits[which] += (ranks < best).sum((1, 2))
+        positions += int(supervised.sum())
+
+        # the chain with its root at pair i makes step k at pair i + k - 1
+        length = max(n - steps + 1, 0)
+        ranks = torch.stack([rank[:, step : step + length] for step, rank in enumerate(ranks)])  # [K, B, length]
+        values = torch.stack([value[:, step : step + length] for step, value in enumerate(values)])
+        inside = supervised[:, :length] & supervised[:, steps - 1 :]  # [B, length]
+        likely = values.cumsum(0) > math.log(WORTH)
+        chain += float(((ranks < 1).cumprod(0).sum(0) * inside).sum())
+        tree += float((((ranks < RANKS[-1]).cumprod(0) * likely).sum(0) * inside).sum())
+        roots += int(inside.sum())
+    top = {rank: (hits[which] / max(positions, 1)).tolist() for which, rank in enumerate(RANKS)}
+    return Report(top, 1 + chain / max(roots, 1), 1 + tree / max(roots, 1))
+
+
+def _score(guesses: Tensor, tokens: Tensor, rows: Tensor, chunk: int = 128) -> tuple[Tensor, Tensor]:
+    """Rank (0: best) and log probability of draft tokens [N] under guesses [N, H]; token -1 is out of reach."""
+    ranks, values = [], []
+    for guess, token in zip(guesses.split(chunk), tokens.split(chunk), strict=True):
+        logits = (guess.to(rows.dtype) @ rows.T).float()  # [c, D]
+        own = logits.gather(1, token.clamp_min(0)[:, None])  # [c, 1]
+        ranks.append((logits > own).sum(-1).masked_fill(token < 0, len(rows)))
+        values.append(own[:, 0] - logits.logsumexp(-1))
+    return torch.cat(ranks), torch.cat(values)
