@@ -3,6 +3,7 @@
     python benchmarks/measure.py TASKS_DIR OUT.jsonl [--new-tokens 128] [--per-task 40] [--methods autoregressive,60/6/10]
     python benchmarks/measure.py --report OUT.jsonl
     python benchmarks/measure.py --costs
+    python benchmarks/measure.py --bookkeeping
 
 A method is ``autoregressive``, ``generate`` (transformers', dynamic cache), ``generate-static`` (its static cache), ``eagle1``,
 ``chain``, or an EAGLE-2 tree as tokens/depth/width.
@@ -157,6 +158,35 @@ def costs(arguments: argparse.Namespace) -> None:
     print(f"a 60/6/10 tree is drafted in {1000 * statistics.median(levels[3:]):.1f} ms")
 
 
+class Stopwatch:
+    """Adds up the time spent inside a callable, put in its place."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.seconds = call, 0.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        out = self.call(*args, **kwargs)
+        self.seconds += time.perf_counter() - started
+        return out
+
+
+def bookkeeping(arguments: argparse.Namespace) -> None:
+    """The share of a step that is neither a forward of the target nor of the draft (its scoring by the LM head included)."""
+    engine = eyas.load(draft=arguments.draft, dtype=arguments.dtype)
+    target, draft = engine.target, engine.draft
+    assert draft is not None
+    ids = engine.render([{"role": "user", "content": "Explain how rain forms, and why some clouds bring none."}])
+    for method in arguments.methods.split(","):
+        for attempt in range(2):  # the first warms up
+            watches = Stopwatch(target.model.forward), Stopwatch(draft.head.forward), Stopwatch(target.score)
+            target.model.forward, draft.head.forward, target.score = watches  # type: ignore[method-assign]
+            run = one(engine, ids, method, arguments.new_tokens if attempt else 8, {})
+            target.model.forward, draft.head.forward, target.score = (watch.call for watch in watches)  # type: ignore[method-assign]
+        forwards = sum(watch.seconds for watch in watches)
+        print(f"{method}: bookkeeping {100 * (1 - forwards / run['stats']['seconds']):.1f} % of {run['stats']['seconds']:.2f} s")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="?")
@@ -169,10 +199,13 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--costs", action="store_true")
+    parser.add_argument("--bookkeeping", action="store_true")
     given = parser.parse_args()
     if given.report:
         report(given.report)
     elif given.costs:
         costs(given)
+    elif given.bookkeeping:
+        bookkeeping(given)
     else:
         measure(given)

@@ -82,7 +82,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
         Token ids [...] int64; a token of zero probability is never drawn.
     """
     # accelerators sum in blocks: rounding may move the sum even at a token without mass, so such places never count
-    cumulative = probabilities.cumsum(dim=-1).where(probabilities > 0, 0)
+    cumulative = probabilities.cumsum(dim=-1) * (probabilities > 0)
     total = cumulative.amax(dim=-1, keepdim=True)
     # u·total may round up to total itself; the largest number below it still lands on a token with mass
     point = torch.minimum(uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))

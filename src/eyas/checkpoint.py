@@ -116,7 +116,8 @@ def build_head(checkpoint: DraftCheckpoint) -> EagleHead:
             )
         if not found[key].is_floating_point():
             raise EyasError(
-                f"draft {checkpoint.name}: tensor {key} is {found[key].dtype}; quantised drafts are not supported, fetch a plain one"
+                f"draft {checkpoint.name}: tensor {key} is {found[key].dtype}; quantised drafts are not supported, "
+                "fetch a plain one"
             )
     head.load_state_dict(found)
     return head.eval().requires_grad_(False)
@@ -170,7 +171,7 @@ def head_config(checkpoint: DraftCheckpoint) -> HeadConfig:
     query, key, gate = (tensors[key] for key in needed)
     head_dim = raw.get("head_dim") or query.shape[0] // heads
     kv_heads = key.shape[0] // head_dim
-    if heads * head_dim != query.shape[0] or kv_heads * head_dim != key.shape[0] or heads % max(kv_heads, 1):
+    if heads * head_dim != query.shape[0] or kv_heads * head_dim != key.shape[0] or not kv_heads or heads % kv_heads:
         raise EyasError(
             f"draft {name}: {heads} heads of size {head_dim} (config.json) do not fit q_proj {list(query.shape)} "
             f"and k_proj {list(key.shape)}"

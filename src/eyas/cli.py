@@ -223,6 +223,8 @@ def train(
         int | None, typer.Option("--draft-vocab", help="Most frequent tokens the draft may propose; 0: all.")
     ] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The peak.")] = None,
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="AdamW's, on matrices.")] = None,
+    warmup: Annotated[float | None, typer.Option("--warmup", help="Share of the run in which the rate rises.")] = None,
     entropy_weight: Annotated[float | None, typer.Option("--entropy-weight", help="Weight of the cross-entropy.")] = None,
     dropout: Annotated[float | None, typer.Option("--dropout", help="On the layer's input and branches.")] = None,
     average: Annotated[
@@ -241,7 +243,7 @@ def train(
 
     given = {
         "data": data, "out": out, "heldout": heldout, "minutes": minutes, "epochs": epochs, "steps": unroll,
-        "learning_rate": learning_rate, "entropy_weight": entropy_weight, "dropout": dropout, "average": average,
+        "learning_rate": learning_rate, "weight_decay": weight_decay, "warmup": warmup, "entropy_weight": entropy_weight, "dropout": dropout, "average": average,
         "batch_tokens": batch_tokens, "evaluate_every": evaluate_every, "seed": seed,
     }  # fmt: skip
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -233,33 +233,9 @@ def chain(depth: int) -> StaticTree:
 EAGLE1_TREE = StaticTree(
     tuple(
         tuple(map(int, path))
-        for path in [
-            "0",
-            "1",
-            "2",
-            "3",
-            "00",
-            "01",
-            "02",
-            "10",
-            "11",
-            "20",
-            "21",
-            "30",
-            "000",
-            "001",
-            "002",
-            "010",
-            "011",
-            "020",
-            "021",
-            "100",
-            "0000",
-            "0001",
-            "0002",
-            "00000",
-            "00001",
-        ]
+        for path in (
+            "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001".split()  # noqa: SIM905
+        )
     )
 )
 """The 25 nodes of EAGLE-1's published tree, by child ranks."""

@@ -12,7 +12,7 @@ Parameter names are those of the published checkpoints, so ``state_dict`` is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,21 @@ class EagleHead(nn.Module):
             )
         )
 
+    @property
+    def layer(self) -> EagleLayer:
+        """The one decoder layer (a list of one in the published names)."""
+        layer = self.layers[0]
+        assert isinstance(layer, EagleLayer)
+        return layer
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EagleHead:
+        """Move or cast the head; rotary frequencies stay float32: rounded to bfloat16 they turn far positions by a wrong angle."""
+        exact = dict(self.rotary.named_buffers())
+        super()._apply(fn, recurse)
+        for name, frequencies in exact.items():
+            setattr(self.rotary, name, frequencies.to(self.fc.weight.device))
+        return self
+
     def join(self, embeddings: Tensor, features: Tensor) -> Tensor:
         """The layer's input [B, n, H] from token embeddings and the features one position before them, both [B, n, H]."""
         joined: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
@@ -159,5 +174,5 @@ class EagleHead(nn.Module):
             Guesses of features f[i+1], [B, n, H].
         """
         x = self.join(embeddings, features)
-        out: Tensor = self.layers[0](x, self.rotary(x, position_ids=positions), mask, cache)
+        out: Tensor = self.layer(x, self.rotary(x, position_ids=positions), mask, cache)
         return out

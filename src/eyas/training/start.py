@@ -48,6 +48,6 @@ def start_from_regression(
     power = square.diagonal().view(2, size).mean(1).repeat_interleave(size)  # [2H]
     solution = torch.linalg.solve(square + torch.diag(RIDGE * power), cross)  # [2H, H]
     head.fc.weight.copy_(solution.T)
-    layer = head.layers[0]
+    layer = head.layer
     layer.self_attn.o_proj.weight.mul_(QUIET)
     layer.mlp.down_proj.weight.mul_(QUIET)

@@ -67,7 +67,7 @@ def unroll(head: EagleHead, embeddings: Tensor, features: Tensor, steps: int, dr
     Returns:
         Per step, guesses of f[i+1], [B, n, H]; at step k the first k - 1 positions mean nothing.
     """
-    layer, attention = head.layers[0], head.layers[0].self_attn
+    layer, attention = head.layer, head.layer.self_attn
     positions = torch.arange(embeddings.shape[1], device=embeddings.device)[None]  # [1, n]
     rotary = head.rotary(embeddings, position_ids=positions)
     keys: list[Tensor] = []
