@@ -184,7 +184,8 @@ def bookkeeping(arguments: argparse.Namespace) -> None:
             run = one(engine, ids, method, arguments.new_tokens if attempt else 8, {})
             target.model.forward, draft.head.forward, target.score = (watch.call for watch in watches)  # type: ignore[method-assign]
         forwards = sum(watch.seconds for watch in watches)
-        print(f"{method}: bookkeeping {100 * (1 - forwards / run['stats']['seconds']):.1f} % of {run['stats']['seconds']:.2f} s")
+        total = run["stats"]["seconds"]
+        print(f"{method}: bookkeeping {100 * (1 - forwards / total):.1f} % of {total:.2f} s")
 
 
 if __name__ == "__main__":

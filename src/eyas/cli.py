@@ -243,7 +243,8 @@ def train(
 
     given = {
         "data": data, "out": out, "heldout": heldout, "minutes": minutes, "epochs": epochs, "steps": unroll,
-        "learning_rate": learning_rate, "weight_decay": weight_decay, "warmup": warmup, "entropy_weight": entropy_weight, "dropout": dropout, "average": average,
+        "learning_rate": learning_rate, "weight_decay": weight_decay, "warmup": warmup, "entropy_weight": entropy_weight,
+        "dropout": dropout, "average": average,
         "batch_tokens": batch_tokens, "evaluate_every": evaluate_every, "seed": seed,
     }  # fmt: skip
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -141,7 +141,7 @@ class EagleHead(nn.Module):
         return layer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EagleHead:
-        """Move or cast the head; rotary frequencies stay float32: rounded to bfloat16 they turn far positions by a wrong angle."""
+        """Move or cast the head; rotary frequencies stay float32: bfloat16 would turn far positions by a wrong angle."""
         exact = dict(self.rotary.named_buffers())
         super()._apply(fn, recurse)
         for name, frequencies in exact.items():
