@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.cache import RowCache
 from eyas.decode import Request, Session, decode
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.engine import Engine
@@ -46,6 +47,30 @@ def finish(engine: Engine, requests: list[Request], session: Session, policy: Tr
     for _ in decode(engine.target, session, policy, requests):
         pass
     return requests
+
+
+def assert_rows(cache: RowCache, row: int, fresh: RowCache, count: int) -> None:
+    """The first rows of every layer are those of a fresh cache."""
+    assert cache.lengths[row] == fresh.lengths[0] == count
+    for kept, true in zip(cache.layers, fresh.layers, strict=True):
+        for states, expected in ((kept.keys, true.keys), (kept.values, true.values)):
+            scale = max(expected.abs().max().item(), 1.0)
+            torch.testing.assert_close(states[row, :, :count], expected[0, :, :count], atol=1e-5 * scale, rtol=0)
+
+
+def assert_committed(target: Target, session: Session, texts: list[list[int]]) -> None:
+    """Target and draft hold, row for row, what a fresh run over the committed tokens gives: a text but for its last."""
+    for row, seen in enumerate(session.seen):
+        (root,) = [text[-1] for text in texts if text[:-1] == seen]
+        fresh = target.new_cache(1)
+        features, _ = target.prefill(fresh, [seen])
+        assert_rows(session.cache, row, fresh, len(seen))
+        drafter = session.drafter
+        if isinstance(drafter, EagleDrafter):
+            true = EagleDrafter(drafter.draft, 1)
+            true.commit(torch.tensor([[*seen[1:], root]]), features, [len(seen)])
+            assert_rows(drafter.cache, row, true.cache, len(seen))
+            torch.testing.assert_close(drafter.guess[row], true.guess[0], atol=1e-4, rtol=1e-4)
 
 
 class OracleDrafter:
@@ -103,11 +128,11 @@ class OracleDrafter:
 
 
 class GuidedDrafter(EagleDrafter):
-    """An EAGLE drafter that drafts and commits as always, but proposes an oracle's trees: long accepts with a real draft cache."""
+    """An EAGLE drafter that drafts and commits as always, but proposes an oracle's trees: long accepts, real draft rows."""
 
-    def __init__(self, draft: EagleDraft, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, draft: EagleDraft, texts: Sequence[Sequence[int]], perfect: bool = False) -> None:
         super().__init__(draft, len(texts))
-        self.oracle = OracleDrafter(texts, draft.target.vocab_size)
+        self.oracle = OracleDrafter(texts, draft.target.vocab_size, perfect)
 
     def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
         super().commit(tokens, features, counts)
@@ -120,6 +145,10 @@ class GuidedDrafter(EagleDrafter):
     def select(self, rows: list[int]) -> None:
         super().select(rows)
         self.oracle.select(rows)
+
+    def truncate(self, lengths: list[int]) -> None:
+        super().truncate(lengths)
+        self.oracle.truncate(lengths)
 
 
 def oracle_session(target: Target, texts: Sequence[Sequence[int]], perfect: bool = False) -> Session:

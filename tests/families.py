@@ -67,7 +67,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             query_pre_attn_scalar=8,
             sliding_window=WINDOW,
             layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        )  # fmt: skip
+        )
     ),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
     "gpt2": lambda: GPT2LMHeadModel(

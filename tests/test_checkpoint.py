@@ -232,7 +232,8 @@ def changed(changes: dict[str, Any]) -> Tensors:
     return {key: value for key, value in {**tensors_of(head_of()), **changes}.items() if value is not None}
 
 
-Q, NORM, LAYER = "layers.0.self_attn.q_proj.weight", "layers.0.post_attention_layernorm.weight", "layers.0."
+LAYER = "layers.0."
+Q, NORM = f"{LAYER}self_attn.q_proj.weight", f"{LAYER}post_attention_layernorm.weight"
 NAN = torch.full((HIDDEN,), float("nan"))
 WRONG_TENSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no fc": ({"fc.weight": None}, ["no matrix fc.weight", "no EAGLE draft"]),
@@ -240,7 +241,7 @@ WRONG_TENSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no q_proj": ({Q: None}, ["missing tensor layers.0.self_attn.q_proj.weight"]),
     "no o_proj": ({f"{LAYER}self_attn.o_proj.weight": None}, ["missing tensor layers.0.self_attn.o_proj.weight"]),
     "no norm": ({NORM: None}, [f"missing tensor {NORM}"]),
-    "half of the biases": ({f"{LAYER}self_attn.q_proj.bias": torch.ones(HIDDEN)}, ["missing tensor", "k_proj.bias", "v_proj.bias"]),
+    "half of the biases": ({f"{LAYER}self_attn.q_proj.bias": torch.ones(HIDDEN)}, ["missing", "k_proj.bias", "v_proj.bias"]),
     "input norm": ({f"{LAYER}input_layernorm.weight": torch.ones(HIDDEN)}, ["surplus tensor layers.0.input_layernorm.weight"]),
     "second layer": ({"layers.1.mlp.up_proj.weight": torch.ones(40, HIDDEN)}, ["surplus tensor layers.1.mlp.up_proj.weight"]),
     "short norm": ({NORM: torch.ones(31)}, [NORM, "[31]", "[32]"]),
@@ -336,7 +337,8 @@ def test_damaged_files_are_told(damage: str, file: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "draft", tensors_of(head_of()), files=file)
     path = folder / file
     content = path.read_bytes()
-    path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "rubbish": b"\x93rubbish" * 99, "other zip": b"PK\x03\x04"}[damage])
+    damaged = {"empty": b"", "cut": content[: len(content) // 2], "rubbish": b"\x93rubbish" * 99, "other zip": b"PK\x03\x04"}
+    path.write_bytes(damaged[damage])
     assert f"{file} is corrupt or unsafe" in refusal(folder)
 
 
@@ -350,6 +352,7 @@ class Payload:
         return os.mkdir, (str(self.goal),)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("plain", [True, False], ids=["plain pickle", "torch file"])
 def test_code_in_a_pickle_never_runs(plain: bool, tmp_path: Path) -> None:
     """A .bin is a program: loaded as such, a stranger's draft could do anything."""

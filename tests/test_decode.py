@@ -1,4 +1,4 @@
-"""The loop: the target's own greedy tokens for every family, method and draft; exact endings; a cache of the committed prefix."""
+"""The loop: the target's own greedy tokens for every family, method and draft; exact endings; the committed prefix."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eyas.cache import RowCache
 from eyas.decode import Request, Session, decode
-from eyas.drafters.eagle import EagleDrafter
 from eyas.engine import Engine
 from eyas.target import Target
 from tests import families
-from tests.drafts import METHODS, GuidedDrafter, engine, finish, oracle_session, random_draft, run, trained_draft
+from tests.drafts import (
+    METHODS,
+    GuidedDrafter,
+    assert_committed,
+    engine,
+    finish,
+    oracle_session,
+    random_draft,
+    run,
+    trained_draft,
+)
 from tests.families import CONTEXT, FAMILIES, VOCABULARY, WINDOWED
 
 NEW_TOKENS = 60  # many times the window
 PROMPTS = [[7], *families.prompts(3, seed=4, shortest=3, longest=14)]
 DRAFTS = ("oracle", "perfect", "random")
+COMBINATIONS = [(method, draft) for method in METHODS for draft in DRAFTS if method != "autoregressive" or draft == "random"]
 
 
 @cache
@@ -53,15 +61,15 @@ def check_end(request: Request, session: Session, row: int = 0) -> None:
     assert all(0 <= count - took <= 1 for count, took in zip(statistics.delivered, statistics.accepted, strict=True))
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "draft"), COMBINATIONS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_equals_transformers_generate(name: str, method: str, draft: str) -> None:
-    """Lossless: any other token, in any row of a ragged batch, one-token prompt included, past the window, is a wrong answer."""
-    requests = run(engine(name), PROMPTS, method, session_for(name, draft), max_new_tokens=NEW_TOKENS)
-    assert [request.ids for request in requests] == references(name)
+    """Lossless: any other token in any row of a ragged batch, one-token prompt included, past the window, is a wrong answer."""
+    count = 24 if draft == "random" else NEW_TOKENS  # rejections take a step a token
+    requests = run(engine(name), PROMPTS, method, session_for(name, draft), max_new_tokens=count)
+    assert [request.ids for request in requests] == [said[:count] for said in references(name)]
     assert {request.finish_reason for request in requests} == {"length"}
-    if draft == "perfect" and method != "autoregressive":
+    if draft == "perfect":
         assert min(request.statistics.tau for request in requests) > 4  # else long accepts were not tried
 
 
@@ -81,7 +89,7 @@ def test_greedy_with_a_trained_draft(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", *WINDOWED])
 def test_rows_that_end_at_different_times(name: str, draft: str) -> None:
     """A row that leaves the batch must take its cache row, its draft state and its root with it, and only its own."""
-    rooms = [17, 1, 48, 5]
+    rooms = [17, 1, 30, 5]
     job = engine(name).prepare(PROMPTS, method="eagle2", **METHODS["eagle2"], max_new_tokens=NEW_TOKENS)
     for request, room in zip(job.requests, rooms, strict=True):
         request.room = room
@@ -101,40 +109,16 @@ def test_the_context_limit_is_filled_exactly(name: str, method: str) -> None:
     (prompt,) = families.prompts(1, seed=6, shortest=CONTEXT - left, longest=CONTEXT - left)
     said = families.greedy(model, prompt, left)
     short = PROMPTS[1]  # goes on after the long row has ended
-    expected = [said, reference(name, 1)[:30]]
+    expected = [said, reference(name, 1)[:16]]
     for session in (None, oracle_session(engine(name).target, [prompt + said, short + expected[1]], perfect=True)):
         job = engine(name).prepare([prompt, short], method=method, **METHODS[method], max_new_tokens=500)
-        job.requests[1].room = 30
+        job.requests[1].room = 16
         requests = finish(engine(name), job.requests, session or job.session, job.policy)
         assert [request.ids for request in requests] == expected
         assert [request.finish_reason for request in requests] == ["length", "length"]
 
 
 # --- the committed prefix -----------------------------------------------------------------------------------------------------
-
-
-def assert_rows(cache: RowCache, row: int, fresh: RowCache, count: int) -> None:
-    """The first rows of every layer are those of a fresh cache."""
-    assert cache.lengths[row] == fresh.lengths[0] == count
-    for kept, true in zip(cache.layers, fresh.layers, strict=True):
-        for states, expected in ((kept.keys, true.keys), (kept.values, true.values)):
-            scale = max(float(expected.abs().max()), 1.0)
-            torch.testing.assert_close(states[row, :, :count], expected[0, :, :count], atol=1e-5 * scale, rtol=0)
-
-
-def assert_committed(target: Target, session: Session, requests: list[Request]) -> None:
-    """Target and draft hold, row for row, what a fresh run over the committed tokens gives."""
-    for row, seen in enumerate(session.seen):
-        (request,) = [one for one in requests if [*one.prompt, *one.ids][:-1] == seen]
-        fresh = target.new_cache(1)
-        features, _ = target.prefill(fresh, [seen])
-        assert_rows(session.cache, row, fresh, len(seen))
-        drafter = session.drafter
-        if isinstance(drafter, EagleDrafter):
-            true = EagleDrafter(drafter.draft, 1)
-            true.commit(torch.tensor([[*seen[1:], request.ids[-1]]]), features, [len(seen)])
-            assert_rows(drafter.cache, row, true.cache, len(seen))
-            torch.testing.assert_close(drafter.guess[row], true.guess[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("guided", [True, False], ids=["long accepts", "rejections"])
@@ -153,7 +137,7 @@ def test_the_cache_holds_the_committed_prefix_after_every_step(name: str, guided
     for _ in decode(chosen.target, session, job.policy, job.requests):
         committed = sum(map(len, session.seen))
         if committed != checked:  # once a step: all its rows are committed before the first delivery
-            assert_committed(chosen.target, session, job.requests)
+            assert_committed(chosen.target, session, [[*one.prompt, *one.ids] for one in job.requests])
             checked = committed
     accepted = sum(sum(request.statistics.accepted) for request in job.requests)
     assert accepted > 20 if guided else accepted < 20

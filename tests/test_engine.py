@@ -1,10 +1,11 @@
-"""The public face: sampling on the real loop, options as in transformers' generate, no state between calls, sessions, interrupts."""
+"""The public face: sampling on the real loop, options as transformers has them, no state between calls, interrupts."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,7 @@ from eyas.sampling import Rule, Uniforms, chooser
 from eyas.target import Target
 from eyas.tree import DraftTree, TreePolicy
 from tests import families
-from tests.drafts import METHODS, broken_draft, engine, oracle_session, random_draft, run
+from tests.drafts import METHODS, GuidedDrafter, assert_committed, broken_draft, engine, oracle_session, random_draft, run
 from tests.families import SIZES
 
 PROMPTS = families.prompts(4, seed=8, shortest=1, longest=11)
@@ -36,6 +37,11 @@ EAGLE2 = {"method": "eagle2", **METHODS["eagle2"]}
 
 def said(count: int, prompt: list[int] = PROMPT) -> list[int]:
     """The Llama's greedy continuation, by transformers."""
+    return list(_said(count, tuple(prompt)))
+
+
+@cache
+def _said(count: int, prompt: tuple[int, ...]) -> list[int]:
     return families.greedy(families.model("llama"), prompt, count)
 
 
@@ -196,15 +202,15 @@ def test_penalties_equal_transformers(option: str, method: str) -> None:
     plain = said(40, PROMPTS[1])
     ends = [plain[4], plain[7]]
     target.eos_ids = frozenset(ends)
-    expected = [families.greedy(target.model, prompt, 40, eos_token_id=ends, **theirs) for prompt in PROMPTS]
+    expected = [families.greedy(target.model, prompt, 24, eos_token_id=ends, **theirs) for prompt in PROMPTS]
     for right in (False, True):  # a random draft, and one that knows
         chosen = Engine(target, random_draft(target))
         texts = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
         session = oracle_session(target, texts, perfect=True) if right else None
-        requests = run(chosen, PROMPTS, method, session, max_new_tokens=40, **ours)
+        requests = run(chosen, PROMPTS, method, session, max_new_tokens=24, **ours)
         assert [request.ids for request in requests] == expected
     assert option == "banned" or expected != [
-        families.greedy(target.model, prompt, 40, eos_token_id=ends) for prompt in PROMPTS
+        families.greedy(target.model, prompt, 24, eos_token_id=ends) for prompt in PROMPTS
     ]
 
 
@@ -299,8 +305,8 @@ def test_an_abandoned_stream_leaves_nothing_behind() -> None:
     """A caller that stops reading must not change the next call."""
     chosen = engine("llama")
     stream = chosen.stream(PROMPTS[2], max_new_tokens=40, **EAGLE2)
-    first = [next(stream) for _ in range(3)]
-    assert stream.result.token_ids[: sum(len(piece.token_ids) for piece in first)] == sum([p.token_ids for p in first], [])
+    first = [token for _ in range(3) for token in next(stream).token_ids]
+    assert stream.result.token_ids[: len(first)] == first == said(40, PROMPTS[2])[: len(first)]
     del stream
     assert chosen.generate(PROMPT, max_new_tokens=20, **EAGLE2).token_ids == said(20)
 
@@ -308,11 +314,11 @@ def test_an_abandoned_stream_leaves_nothing_behind() -> None:
 # --- sessions -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_later_turn_equals_a_fresh_run(method: str, name: str) -> None:
     """Rows kept from an earlier turn, of the target or of the draft, must be those a fresh run would compute."""
-    chosen, settings = engine(name), {"method": method, **METHODS[method], "max_new_tokens": 12}
+    chosen, settings = engine(name), {"method": method, **METHODS[method], "max_new_tokens": 9}
     session = chosen.session()
     first = [5, 9, 2, 7]
     answer = chosen.generate(first, session=session, **settings).token_ids
@@ -327,8 +333,27 @@ def test_a_later_turn_equals_a_fresh_run(method: str, name: str) -> None:
     for turn in turns:
         result = chosen.generate(turn, session=session, **settings)
         fresh = chosen.generate(turn, **settings)
-        assert result.token_ids == fresh.token_ids == families.greedy(chosen.target.model, turn, 12)
-        assert result.stats.accepted == fresh.stats.accepted  # the same trees: the draft's rows are right too
+        assert result.token_ids == fresh.token_ids == families.greedy(chosen.target.model, turn, 9)
+        assert session is not None
+        assert_committed(chosen.target, session, [[*turn, *result.token_ids]])
+
+
+def test_a_later_turn_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that computes a long conversation again at every turn would be right, and useless."""
+    chosen, ran = engine("llama"), []
+    prefill = Target.prefill
+
+    def spy(self: Target, cache: RowCache, prompts: list[list[int]]) -> Any:
+        ran.append(prompts[0])
+        return prefill(self, cache, prompts)
+
+    monkeypatch.setattr(Target, "prefill", spy)
+    session = chosen.session()
+    answer = chosen.generate(PROMPT, session=session, max_new_tokens=6, **EAGLE2).token_ids
+    chosen.generate([*PROMPT, *answer, 8, 9], session=session, max_new_tokens=6, **EAGLE2)
+    chosen.generate([*PROMPT, *answer[:2], 7, 7], session=session, max_new_tokens=6, **EAGLE2)
+    # the last known token is run again: the draft needs its feature with the token that now follows
+    assert ran == [PROMPT, [answer[-2], answer[-1], 8, 9], [answer[1], 7, 7]]
 
 
 def test_a_turn_of_another_method_and_a_sampled_one_share_a_session() -> None:
@@ -370,7 +395,7 @@ def test_an_interrupt_returns_what_is_done() -> None:
     assert result.token_ids == said(40)[: 1 + sum(result.stats.delivered)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Target, "verify", interrupt(Target.verify, 4, after=False))
-        done, going = chosen.generate([PROMPT, PROMPTS[1]], max_new_tokens=2, **EAGLE2), None
+        done = chosen.generate([PROMPT, PROMPTS[1]], max_new_tokens=2, **EAGLE2)
         assert [one.finish_reason for one in done] == ["length", "length"]  # it ended before
         going = chosen.generate([PROMPT, PROMPTS[1]], max_new_tokens=40, **EAGLE2)
     assert [one.finish_reason for one in going] == ["interrupted", "interrupted"]
@@ -398,19 +423,22 @@ POINTS = [
 def test_a_session_survives_an_interrupt_anywhere(room: type, name: str, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens noted as seen before their rows are there would be missing from the next turn's prefix."""
     monkeypatch.setattr(target_room, "PREFILL_CHUNK", 4)  # so that a prompt takes several forwards
-    chosen, settings = engine("llama"), {**EAGLE2, "max_new_tokens": 12}
-    first = [*PROMPT, 9, 2, 6, 5, 3, 5]
-    other = [*first, *said(12, first), 11, 13, 17, 19, 23]
-    for number in range(1, 5):
-        session = chosen.session()
+    chosen, settings = engine("llama"), {**EAGLE2, "max_new_tokens": 5}
+    assert chosen.draft is not None
+    first, other = [*PROMPT, 9, 2, 6, 5, 3, 5], [*PROMPT, 9, 11, 13, 17, 19, 23]
+    turns = [[*first, *said(5, first), 4], [*other, *said(5, other), 4]]  # back to the old text, or on with the interrupted
+    for turn, number in product(turns, (1, 2, 4)):
+        drafter = GuidedDrafter(
+            chosen.draft, [[*other, *said(5, other)]], perfect=True
+        )  # the interrupted step accepts a branch
+        session = Session(chosen.target.new_cache(1), drafter, [[]])
         chosen.generate(first, session=session, **settings)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(room, name, interrupt(getattr(room, name), number, after))
             chosen.generate(other, session=session, **settings)
-        for prompt in (first, other):
-            result = chosen.generate(prompt, session=session, **settings)
-            fresh = chosen.generate(prompt, **settings)
-            assert (result.token_ids, result.stats.accepted) == (fresh.token_ids, fresh.stats.accepted)
+        result = chosen.generate(turn, session=session, **settings)
+        assert result.token_ids == said(5, turn)
+        assert_committed(chosen.target, session, [[*turn, *result.token_ids]])
 
 
 # --- any draft is safe --------------------------------------------------------------------------------------------------------
@@ -419,14 +447,13 @@ def test_a_session_survives_an_interrupt_anywhere(room: type, name: str, after: 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), 1e30, -1e4], ids=str)
 def test_a_broken_draft_changes_speed_only(value: float, sampling: dict[str, Any]) -> None:
-    """NaN confidences sort anywhere and equal nothing: a tree grown from them must still be a tree, and the text the target's."""
-    for name in ("llama", "gpt2"):
-        target = engine(name).target
-        broken = Engine(target, broken_draft(target, value))
-        expected = [request.ids for request in run(engine(name), PROMPTS, "autoregressive", max_new_tokens=24, **sampling)]
-        for method in METHODS:
-            requests = run(broken, PROMPTS, method, max_new_tokens=24, **sampling)
-            assert [request.ids for request in requests] == expected
+    """NaN confidences sort anywhere and equal nothing: what grows from them must be a tree, and the text the target's."""
+    target = engine("llama").target
+    broken = Engine(target, broken_draft(target, value))
+    expected = [request.ids for request in run(engine("llama"), PROMPTS, "autoregressive", max_new_tokens=16, **sampling)]
+    for method in METHODS:
+        requests = run(broken, PROMPTS, method, max_new_tokens=16, **sampling)
+        assert [request.ids for request in requests] == expected
 
 
 class Recorder(EagleDrafter):
@@ -457,7 +484,7 @@ def test_a_reduced_draft_vocabulary_names_target_tokens(ids: list[int]) -> None:
         if value > -torch.inf
     }
     assert drafted and drafted <= set(ids)
-    assert len(drafted) == min(len(ids), len(drafted)) and (len(ids) > 4 or drafted == set(ids))
+    assert len(ids) > 4 or drafted == set(ids)
 
 
 def test_a_vocabulary_smaller_than_the_tree_is_wide() -> None:
@@ -493,14 +520,10 @@ def test_long_prompts_go_past_the_drafts_trained_positions() -> None:
     assert short.generate(prompt, max_new_tokens=20, **EAGLE2).token_ids == said(20, prompt)
 
 
-def pieces_of(chosen: Engine, **options: Any) -> Iterator[eyas.Piece]:
-    return iter(list(chosen.stream(PROMPT, **options)))
-
-
 def test_a_streams_pieces_concatenate_to_the_result() -> None:
     """A piece lost or doubled between drafted and own tokens shows as a wrong text on screen only."""
-    pieces = list(pieces_of(engine("llama"), max_new_tokens=30, **EAGLE2))
+    pieces = list(engine("llama").stream(PROMPT, max_new_tokens=30, **EAGLE2))
     result = engine("llama").generate(PROMPT, max_new_tokens=30, **EAGLE2)
-    assert sum((piece.token_ids for piece in pieces), []) == result.token_ids == said(30)
+    assert [token for piece in pieces for token in piece.token_ids] == result.token_ids == said(30)
     assert "".join(piece.text for piece in pieces) == result.text
     assert sum(len(piece.token_ids) for piece in pieces if piece.drafted) == sum(result.stats.accepted)

@@ -194,6 +194,7 @@ class Vague(LlamaForCausalLM):
     """Has a window in its configuration and no layer that says whether it applies."""
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

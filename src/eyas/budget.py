@@ -18,11 +18,13 @@ from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.tree import DraftTree, DynamicTree
 
 LADDER: tuple[tuple[DynamicTree, float], ...] = (
-    (DynamicTree(8, 3, 4), 2.00),
-    (DynamicTree(16, 4, 6), 2.30),
-    (DynamicTree(24, 5, 8), 2.50),
-    (DynamicTree(32, 5, 8), 2.60),
-    (DynamicTree(60, 6, 10), 2.80),
+    (DynamicTree(5, 4, 2), 1.66),
+    (DynamicTree(8, 4, 3), 1.80),
+    (DynamicTree(12, 4, 4), 1.90),
+    (DynamicTree(16, 5, 5), 1.93),
+    (DynamicTree(24, 5, 8), 2.05),
+    (DynamicTree(32, 5, 8), 2.10),
+    (DynamicTree(60, 6, 10), 2.29),
 )
 """Trees to choose from, and the tokens a step that each gave. The last is the published default."""
 

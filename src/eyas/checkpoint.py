@@ -242,6 +242,7 @@ def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, ex
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         temporary.chmod(0o755)
+        (temporary / "model.safetensors").chmod(0o644)  # both are made for their owner alone
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
             folder.rename(old)

@@ -15,7 +15,8 @@ from eyas.masks import additive
 from tests.drafts import random_head
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 16,
+    "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+    "vocab_size": 16,
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "grouped": {},

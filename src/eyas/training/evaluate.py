@@ -29,7 +29,7 @@ class Report:
 
     Attributes:
         top: for ranks 1, 3 and 10, per draft step, how often the emitted token is among that many best guesses.
-        chain: expected tokens a step with one guess a level, the target's own included.
+        chain: tokens a step of decoding with one guess a level, the target's own included.
         tree: the same for a tree that holds every path within the ten best guesses a level and of value over WORTH.
     """
 
@@ -63,7 +63,8 @@ def evaluate(
     draft_ids = torch.full((len(embedding),), -1, device=embedding.device)  # [V], -1: not in the draft vocabulary
     draft_ids[token_map] = torch.arange(len(token_map), device=embedding.device)
     hits = torch.zeros(len(RANKS), steps)
-    positions = roots = chain = tree = 0.0
+    positions = 0
+    walked = torch.zeros(2, 2)  # chain and tree: tokens, steps
     for batch, knowledge in observed:
         supervised, n = batch.supervised.cpu(), batch.supervised.shape[1]
         features = knowledge.features[:, :n]
@@ -85,11 +86,34 @@ def evaluate(
         values = torch.stack([value[:, step : step + length] for step, value in enumerate(values)])
         inside = supervised[:, :length] & supervised[:, steps - 1 :]  # [B, length]
         likely = values.cumsum(0) > math.log(WORTH)
-        chain += float(((ranks < 1).cumprod(0).sum(0) * inside).sum())
-        tree += float((((ranks < RANKS[-1]).cumprod(0) * likely).sum(0) * inside).sum())
-        roots += int(inside.sum())
+        for which, accepted in enumerate(
+            ((ranks < 1).cumprod(0).sum(0), ((ranks < RANKS[-1]).cumprod(0) * likely).sum(0))  # [B, length]
+        ):
+            emitted_tokens, steps_taken = _walk(accepted, inside)
+            walked[which, 0] += emitted_tokens
+            walked[which, 1] += steps_taken
     top = {rank: (hits[which] / max(positions, 1)).tolist() for which, rank in enumerate(RANKS)}
-    return Report(top, 1 + chain / max(roots, 1), 1 + tree / max(roots, 1))
+    chain, tree = (walked[:, 0] / walked[:, 1].clamp_min(1)).tolist()
+    return Report(top, chain, tree)
+
+
+def _walk(accepted: Tensor, inside: Tensor) -> tuple[int, int]:
+    """Tokens and steps of decoding along each row, a step jumping over what it accepted.
+
+    (A plain mean over positions would flatter: decoding stops more often where little is accepted.)
+
+    Args:
+        accepted: draft tokens that a step with its root here accepts, [B, n].
+        inside: whether the position may be a root, [B, n].
+    """
+    tokens = steps = 0
+    for counts, allowed in zip(accepted.tolist(), inside.tolist(), strict=True):
+        place = allowed.index(True) if True in allowed else len(allowed)
+        while place < len(allowed) and allowed[place]:
+            tokens += counts[place] + 1
+            steps += 1
+            place += counts[place] + 1
+    return tokens, steps
 
 
 def _score(guesses: Tensor, tokens: Tensor, rows: Tensor, chunk: int = 128) -> tuple[Tensor, Tensor]:
