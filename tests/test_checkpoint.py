@@ -18,7 +18,7 @@ from eyas.checkpoint import build_head, check_fit, read_checkpoint, rope_paramet
 from eyas.drafters.eagle import EagleDraft
 from eyas.engine import Engine
 from eyas.heads.eagle import EagleHead, HeadConfig
-from eyas.loading import load_draft
+from eyas.loading import EMBEDDED_DRAFT, load_draft
 from tests import families
 from tests.drafts import METHODS, engine, random_head
 
@@ -127,6 +127,14 @@ def test_rope_of_both_transformers_generations(raw: dict[str, Any], expected: di
     assert_same_head(build_head(read_checkpoint(write(tmp_path / "draft", tensors_of(head), config))), head)
 
 
+@pytest.mark.skipif(not EMBEDDED_DRAFT.is_dir(), reason="no draft is shipped in this tree")
+def test_the_shipped_draft_turns_positions_as_its_target_does() -> None:
+    """SmolLM2's rotary base is 100000: with the published default of 10000 the draft would guess from wrong angles."""
+    head = build_head(read_checkpoint(EMBEDDED_DRAFT)).to(torch.bfloat16)
+    assert head.config.rope == {"rope_type": "default", "rope_theta": 100000.0} and head.config.head_dim == 64
+    torch.testing.assert_close(head.rotary.inv_freq, 100000.0 ** (-torch.arange(0, 64, 2) / 64))
+
+
 def test_own_embedding_is_kept_and_derived_constants_are_not(tmp_path: Path) -> None:
     """embed_tokens may be the checkpoint's own; a stored inv_freq is no parameter and no reason to refuse."""
     embedding = torch.randn(VOCABULARY, HIDDEN)
@@ -170,19 +178,27 @@ def test_a_saved_head_comes_back(mapped: bool, tmp_path: Path) -> None:
     assert chosen.generate([1, 2, 3], max_new_tokens=20, method="eagle2", **METHODS["eagle2"]).token_ids == said
 
 
-def test_saving_over_a_checkpoint_replaces_it(tmp_path: Path) -> None:
-    """A file of the old one left in the folder would be read along with the new."""
-    folder = write(tmp_path / "draft", tensors_of(head_of()), shards=2)
-    (tmp_path / ".draft-old").mkdir()  # left by a run that was killed between the two renames
+def test_saving_over_a_checkpoint_replaces_it_and_nothing_else(tmp_path: Path) -> None:
+    """The user's other files in the folder, such as a model card, are theirs."""
+    folder = write(tmp_path / "draft", tensors_of(head_of()))
+    (folder / "README.md").write_text("my notes")
     head = head_of(fc_bias=True).to(torch.bfloat16).float()
     save_head(head, folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert_same_head(build_head(read_checkpoint(folder)).float(), head)
-    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+def test_an_output_that_cannot_hold_a_draft_is_refused_first(tmp_path: Path) -> None:
+    """Other weights would be read along with the new ones; a file is no folder."""
+    shards = write(tmp_path / "shards", tensors_of(head_of()), shards=2)
+    (tmp_path / "file").write_text("")
+    for folder, reason in ((shards, "other weights"), (tmp_path / "file", "a file"), (tmp_path / "file" / "in", "cannot")):
+        with pytest.raises(EyasError, match=reason):
+            save_head(head_of(), folder)
 
 
 @pytest.mark.parametrize("exists", [True, False])
-@pytest.mark.parametrize("fails", ["save_file", "write_text", "rename"])
+@pytest.mark.parametrize("fails", ["save_file", "write_text", "replace"])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failed_save_changes_nothing(
     fails: str, exists: bool, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,23 +207,20 @@ def test_a_failed_save_changes_nothing(
     folder = tmp_path / "draft"
     if exists:
         write(folder, tensors_of(head_of()))
-    rename = Path.rename
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error("no space left")
 
-    def fail_to_finish(self: Path, goal: Path) -> Path:
-        return fail() if goal == folder and not (self.name.endswith("-old")) else rename(self, goal)  # type: ignore[func-returns-value]
-
     if fails == "save_file":
         monkeypatch.setattr(checkpoint, "save_file", fail)
     else:
-        monkeypatch.setattr(Path, fails, fail_to_finish if fails == "rename" else fail)
+        monkeypatch.setattr(Path, fails, fail)
     with pytest.raises(error):
         save_head(head_of(fc_bias=True), folder)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == (["draft"] if exists else [])
     if exists:
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
         assert_same_head(build_head(read_checkpoint(folder)), head_of())
 
 

@@ -334,7 +334,6 @@ def test_a_later_turn_equals_a_fresh_run(method: str, name: str) -> None:
         result = chosen.generate(turn, session=session, **settings)
         fresh = chosen.generate(turn, **settings)
         assert result.token_ids == fresh.token_ids == families.greedy(chosen.target.model, turn, 9)
-        assert session is not None
         assert_committed(chosen.target, session, [[*turn, *result.token_ids]])
 
 

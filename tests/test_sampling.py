@@ -138,11 +138,6 @@ def test_from_defaults_samples_only_where_the_model_does() -> None:
         SamplingOptions.from_defaults(GenerationConfig(), top_p=0.0)
 
 
-def test_without_sampling_is_greedy_and_keeps_the_rest() -> None:
-    options = SamplingOptions(temperature=0.8, top_k=5, repetition_penalty=1.3)
-    assert options.without_sampling() == SamplingOptions(temperature=0.0, top_k=5, repetition_penalty=1.3)
-
-
 # --- processors
 
 

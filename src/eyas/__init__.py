@@ -1,4 +1,4 @@
-"""Eyas makes causal language models decode several times faster without changing what they say (EAGLE-2)."""
+"""Eyas makes causal language models decode faster without changing what they say (EAGLE-2)."""
 
 from eyas.engine import METHODS, Engine, Piece, Result, Stream, check_options, load
 from eyas.errors import EyasError

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from eyas.transfer import upload
+
 ALIGNMENT = 64  # capacities are multiples of this many rows
 
 
@@ -111,7 +113,7 @@ class RowCache(Cache):
             width, device = max(map(len, moves)), self.layers[0].keys.device
             # a shorter row repeats its last move, an empty one copies row 0 onto itself: nothing changes
             padded = [row + [row[-1] if row else (0, 0)] * (width - len(row)) for row in moves]
-            source, destination = torch.tensor(padded, device=device).unbind(-1)  # [B, m] each
+            source, destination = upload(padded, device).unbind(-1)  # [B, m] each
             batch = torch.arange(len(paths), device=device)[:, None]
             for layer in self.layers:
                 for stored in (layer.keys, layer.values):
@@ -134,7 +136,7 @@ class RowCache(Cache):
         self.rewind()
         for layer in self.layers:
             if layer.is_initialized:
-                index = torch.tensor(rows, device=layer.keys.device)
+                index = upload(rows, layer.keys.device)
                 layer.keys, layer.values = layer.keys[index], layer.values[index]
 
     def prefix_mask(self, device: torch.device) -> Tensor:
@@ -142,5 +144,5 @@ class RowCache(Cache):
 
         Rows appended since (``start`` moved on by a drafter) count as not committed.
         """
-        lengths = torch.tensor(self.lengths, device=device)
+        lengths = upload(self.lengths, device)
         return torch.arange(self.start, device=device) < lengths[:, None]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,11 +200,11 @@ def rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, extra: dict[str, Any] | None = None) -> None:
-    """Write a head as a bfloat16 checkpoint in the published layout, all or nothing.
+    """Write a head as a bfloat16 checkpoint in the published layout, each file complete or absent.
 
     Args:
         head: the head to store.
-        folder: created, or replaced once the new one is complete.
+        folder: created if need be; only ``config.json`` and ``model.safetensors`` in it are replaced, once complete.
         token_map: target ids [draft vocabulary] int64, stored as EAGLE-3's ``d2t`` = target id − draft id.
         extra: further keys for ``config.json``.
     """
@@ -235,24 +233,38 @@ def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, ex
     tensors = {key: value.detach().to("cpu", torch.bfloat16).contiguous() for key, value in head.state_dict().items()}
     if token_map is not None:
         tensors["d2t"] = token_map.cpu().long() - torch.arange(len(token_map))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    old = folder.with_name(f".{folder.name}-old")
+    check_writable(folder)
+    fresh = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / name for name in ("model.safetensors", "config.json")]
+    temporary = [file.with_name(f".{file.name}-{os.getpid()}") for file in files]
     try:
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
-        (temporary / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
-        (temporary / "model.safetensors").chmod(0o644)  # both are made for their owner alone
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
-            folder.rename(old)
-        temporary.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise
+        save_file(tensors, temporary[0], metadata={"format": "pt"})
+        temporary[0].chmod(0o644)  # made for its owner alone
+        temporary[1].write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+        for new, file in zip(temporary, files, strict=True):
+            new.replace(file)
+    finally:
+        for new in temporary:
+            new.unlink(missing_ok=True)
+        if fresh and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse an output folder that cannot hold a draft, before any work is done for it.
+
+    Raises:
+        EyasError: it is a file, cannot be written, or holds weights of something else than one draft file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise EyasError(f"output {folder}: this is a file; pass a folder")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise EyasError(f"output {folder}: {existing} cannot be written; pass another folder")
+    others = {file.name for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)}
+    if others - {"model.safetensors"}:
+        raise EyasError(f"output {folder}: it holds other weights ({', '.join(sorted(others))}); pass another folder")
 
 
 def find_folder(name: str) -> Path:

@@ -21,6 +21,7 @@ from eyas.sampling import Rule, chooser
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
+from eyas.transfer import upload
 from eyas.tree import DraftTree, TreePolicy, root_tree
 
 
@@ -163,7 +164,7 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
         session.drafter.truncate(known)
     fresh = [request.prompt[count:] for request, count in zip(requests, known, strict=True)]
     features, logits = target.prefill(session.cache, fresh)  # [B, T, H], [B, V]
-    tree = root_tree(torch.tensor([prompt[-1] for prompt in fresh], device=logits.device))
+    tree = root_tree(upload([prompt[-1] for prompt in fresh], logits.device))
     histories = [request.prompt[:-1] for request in requests]
     rules = [request.rule for request in requests]
     accepted = walk(tree, chooser(rules, logits[:, None], tree, histories, [0] * len(requests)))
@@ -218,7 +219,7 @@ def _commit(drafter: Drafter, deliveries: list[Delivery], kept: list[list[int]],
 def _padded(rows: list[list[int]], device: torch.device) -> Tensor:
     """[B, longest] int64, filled up with 0."""
     width = max(map(len, rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    return upload([row + [0] * (width - len(row)) for row in rows], device)
 
 
 def _drop_ended(session: Session, rows: list[Request], roots: Tensor) -> tuple[list[Request], Tensor]:

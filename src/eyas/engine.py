@@ -140,7 +140,8 @@ class Engine:
             for _ in decode(self.target, job.session, job.policy, job.requests):
                 pass
         except KeyboardInterrupt:
-            pass  # the requests that were still going say so
+            for request in job.requests:
+                request.text.finish()
         results = [_result(request) for request in job.requests]
         return results[0] if single else results
 
@@ -177,7 +178,7 @@ class Engine:
             raise EyasError(f"the chat template of {self.target.name} refuses these messages ({error})") from error
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def session(self) -> Session | None:
+    def session(self) -> Session:
         """An empty session to pass to successive calls of `stream` or `generate` with one prompt each: what a prompt shares
         with the turns before is not computed again."""
         drafter = None if self.draft is None else EagleDrafter(self.draft, 1)
@@ -209,7 +210,6 @@ class Engine:
         call = check_options({**options, "method": method})
         if call.policy is not None and draft is None:
             raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
-        policy = self.tree if call.measured else call.policy
         rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
         strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
         if strange:
@@ -218,12 +218,13 @@ class Engine:
             raise EyasError(
                 f"target {target.name} has no tokenizer, so stop strings cannot be found; pass tokenizer= to eyas.load"
             )
-        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+        seeds = as_list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is not None and len(prompts) != 1:
             raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
+        policy = self.tree if call.measured else call.policy  # measured last: a mistake must not wait for it
         if session is None:
             new_drafter = None if draft is None or policy is None else partial(EagleDrafter, draft)
             session = open_session(target, requests, new_drafter)
@@ -265,10 +266,7 @@ class Job:
 
 
 def _result(request: Request) -> Result:
-    if request.finish_reason is None:
-        request.finish_reason = "interrupted"
-        request.text.finish()
-    return Result(request.text.text, request.ids, request.finish_reason, request.statistics)
+    return Result(request.text.text, request.ids, request.finish_reason or "interrupted", request.statistics)
 
 
 @dataclass(frozen=True)
@@ -303,7 +301,9 @@ def check_options(options: Mapping[str, Any]) -> Call:
         EyasError: an unknown option, or one that makes no sense.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    method = check_method(given.pop("method"))
+    method = check_method(given.pop("method", "eagle2"))
+    for seed in as_list(given.pop("seed", None)):
+        Uniforms(seed)
     tree = given.pop("tree", None)
     settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
     max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
@@ -312,6 +312,10 @@ def check_options(options: Mapping[str, Any]) -> Call:
     stops = [stop] if isinstance(stop, str) else list(stop)
     if "" in stops:
         raise EyasError("a stop string is empty; leave it out")
+    if tree is not None and (settings or method != "eagle2"):
+        raise EyasError(
+            "a tree of your own takes the place of method eagle2's; leave out tokens, depth, width and other methods"
+        )
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
     if unknown:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
@@ -319,6 +323,11 @@ def check_options(options: Mapping[str, Any]) -> Call:
     policy = make_policy(method, **settings)
     measured = method == "eagle2" and tree is None and not settings
     return Call(tree if tree is not None and policy is not None else policy, measured, max_new_tokens, stops, given)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A sequence as a list, anything else as a list of itself."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def check_method(method: str) -> str:
@@ -353,7 +362,7 @@ def make_policy(method: str, **settings: Any) -> TreePolicy | None:
 
 def load(
     target: str | Path | PreTrainedModel | None = None,
-    draft: str | Path | EagleDraft | None = None,
+    draft: str | Path | None = None,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
@@ -376,14 +385,15 @@ def load(
         EyasError: something is missing, unreadable, unsupported, or does not fit together.
     """
     check_method(method)
-    ready = draft if isinstance(draft, EagleDraft) else None
     drafts = draft is not None or (target is None and method != "autoregressive")
     if method != "autoregressive" and not drafts:
         raise EyasError(f"method {method} needs a draft for this target; pass one (--draft), or use method autoregressive")
     # the draft is read first: a mistake in its name must not wait for the target
-    checkpoint = read_draft(draft) if drafts and not isinstance(draft, EagleDraft) else None
+    checkpoint = read_draft(draft) if drafts else None
+    if target is not None and not isinstance(target, (str, Path, PreTrainedModel)):
+        raise EyasError(f"target is a {type(target).__name__}; pass a name, a path or a transformers model")
     if isinstance(target, PreTrainedModel):
         wrapped = wrap_target(target, tokenizer)
     else:
         wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else ready, method)
+    return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else None, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import AutoConfig
 
 from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, head_config
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 from eyas.loading import find_target, quiet_libraries, read_draft
 from eyas.target import check_configuration
 
@@ -35,7 +35,7 @@ def inspect_draft(draft: str | None, target: str | None, trust_remote_code: bool
         try:
             config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
         except Exception as error:
-            raise EyasError(f"target {name}: its configuration cannot be read; check the name and the files") from error
+            raise EyasError(f"target {name}: its configuration cannot be read ({first_line(error)}); check the name") from error
     check_configuration(config, name)
     text = config.get_text_config()
     try:
@@ -47,7 +47,7 @@ def inspect_draft(draft: str | None, target: str | None, trust_remote_code: bool
 
 def describe(checkpoint: DraftCheckpoint) -> tuple[Lines, EyasError | None]:
     """A checkpoint's properties, and why it cannot be used, if so."""
-    raw = checkpoint.raw
+    raw, recorded = checkpoint.raw, checkpoint.raw.get("eyas")
     kind = {"eagle": "EAGLE-1/2 head", "eagle3": "EAGLE-3 head"}[checkpoint.kind]
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in checkpoint.tensors.values()})
     lines = [
@@ -60,7 +60,7 @@ def describe(checkpoint: DraftCheckpoint) -> tuple[Lines, EyasError | None]:
             "for a target",
             f"of hidden size {checkpoint.hidden_size}, {raw.get('vocab_size', 'unknown number of')} tokens",
         ),
-        ("trained for", str(raw.get("eyas", {}).get("target", "not recorded"))),
+        ("trained for", str(recorded["target"]) if isinstance(recorded, dict) and "target" in recorded else "not recorded"),
         ("embedding", "its own" if checkpoint.embedding is not None else "the target's"),
         ("LM head", "the target's" if checkpoint.kind == "eagle" else "its own"),
         (

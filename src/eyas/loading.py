@@ -201,18 +201,20 @@ def quiet_libraries() -> Iterator[None]:
     """Keep the libraries' own bars and advice off the user's screen while a model loads."""
     from transformers.utils import logging as transformers_logging
 
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logger = logging.getLogger("gguf")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("gguf", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # the .gguf reader draws a bar of its own
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
-        transformers_logging.set_verbosity(level)
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+        transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

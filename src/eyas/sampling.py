@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from transformers import (
 
 from eyas.accept import draw
 from eyas.errors import EyasError
+from eyas.transfer import upload
 from eyas.tree import DraftTree
 
 
@@ -82,7 +83,10 @@ class SamplingOptions:
 
     @classmethod
     def from_defaults(cls, generation_config: Any, **given: Any) -> SamplingOptions:
-        """The given options; those left None fall back to the model's own ``generation_config``, as in ``generate``."""
+        """The given options; those left None fall back to the model's own ``generation_config``.
+
+        (transformers' ``generate`` also fills in top_k 50 when sampling where nobody says anything; Eyas does not.)
+        """
         defaults = {
             field.name: getattr(generation_config, field.name, None)
             for field in fields(cls)
@@ -93,10 +97,6 @@ class SamplingOptions:
         options = {name: value for name, value in defaults.items() if value is not None}
         options.update({name: value for name, value in given.items() if value is not None})
         return cls(**options)
-
-    def without_sampling(self) -> SamplingOptions:
-        """The same options at temperature 0."""
-        return replace(self, temperature=0.0)
 
 
 def _count(value: Any) -> bool:
@@ -212,7 +212,7 @@ class Rule:
             scores = self.chain(prefix(), scores)
         if self.options.temperature == 0:
             return scores[0].argmax()
-        return draw(scores[0].softmax(dim=-1), torch.tensor(self.uniforms[emitted], device=scores.device))
+        return draw(scores[0].softmax(dim=-1), upload(self.uniforms[emitted], scores.device))
 
 
 def chooser(
@@ -238,7 +238,7 @@ def chooser(
         depth = path.shape[1] - 1
 
         def prefix(row: int) -> Tensor:
-            history = torch.tensor(histories[row], dtype=torch.int64, device=logits.device)
+            history = upload(histories[row], logits.device, torch.int64)
             return torch.cat([history, branch[row]])[None]
 
         return torch.stack(

@@ -1,4 +1,4 @@
-"""Any stock transformers causal language model behind three verbs: prefill, verify a tree, commit a path.
+"""Any stock transformers causal language model behind two verbs, prefill and verify a tree; its cache commits a path.
 
 The model is wrapped, never changed: it is handed its own inputs (ids, positions, a 4-D attention mask per layer type, a cache)
 and asked for logits and ``hidden_states``, whose last entry is the state after the final norm, the *feature* that EAGLE heads
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eyas.cache import RowCache
 from eyas.errors import EyasError, first_line
 from eyas.masks import additive, tree_visibility, within_window
+from eyas.transfer import upload
 from eyas.tree import DraftTree
 
 PREFILL_CHUNK = 1024  # prompt tokens a forward: bounds the memory of masks and of the layers' hidden states
@@ -56,7 +57,7 @@ class Target:
         self.layers: int = self.config.num_hidden_layers
         self.hidden_size: int = self.config.hidden_size
         self.vocab_size: int = self.config.vocab_size
-        self.context_limit: int = getattr(self.config, "max_position_embeddings", None) or 1 << 30
+        self.context_limit = context_limit(self.config)
         self.eos_ids = end_tokens(model, tokenizer)
         self.embed: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
@@ -66,7 +67,7 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the embedding's device."""
+        """Where the model lies and inputs go."""
         device: torch.device = self.model.device
         return device
 
@@ -98,12 +99,12 @@ class Target:
             width = min(PREFILL_CHUNK, max(lengths) - begin)
             counts = [min(max(length - begin, 0), width) for length in lengths]
             ids = [list(prompt[begin : begin + width]) for prompt in prompts]
-            tokens = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=self.device)
+            tokens = upload([row + [0] * (width - len(row)) for row in ids], self.device)
             last = sorted({count - 1 for count in counts if count})  # prompts that end before repeat their old logits
-            chunk, some = self._append(cache, tokens, torch.tensor(last, device=self.device))
-            places = torch.tensor([last.index(count - 1) if count else 0 for count in counts], device=self.device)
+            chunk, some = self._append(cache, tokens, upload(last, self.device))
+            places = upload([last.index(count - 1) if count else 0 for count in counts], self.device)
             here = some[torch.arange(len(counts), device=self.device), places]
-            ends = torch.tensor([bool(count) for count in counts], device=self.device)
+            ends = upload([bool(count) for count in counts], self.device)
             logits = torch.where(ends[:, None], here, logits) if begin else here
             features.append(chunk)
             cache.keep([list(range(count)) for count in counts])
@@ -116,7 +117,7 @@ class Target:
         if cache.start == 0:  # nothing cached: the model's own causal masks, and its fastest attention
             return self._forward(cache, tokens, steps.expand(batch, n), None, keep_logits)
         causal = (steps[:, None] >= steps).expand(batch, n, n)
-        lengths = torch.tensor(cache.lengths, device=self.device)
+        lengths = upload(cache.lengths, self.device)
         positions = lengths[:, None] + steps
         return self._forward(cache, tokens, positions, causal, keep_logits)
 
@@ -128,7 +129,7 @@ class Target:
             Logits [B, n, V] exactly as the model computes them, and features [B, n, H·layers]. The nodes' rows are appended to
             the cache; call `RowCache.keep` with the accepted path.
         """
-        lengths = torch.tensor(cache.lengths, device=self.device)
+        lengths = upload(cache.lengths, self.device)
         positions = lengths[:, None] + tree.depths
         alone = tree.size == 1 and len(set(cache.lengths)) == 1
         features, logits = self._forward(cache, tree.tokens, positions, None if alone else tree.ancestors, 0)
@@ -165,14 +166,15 @@ class Target:
             masks[kind] = additive(seen, self.dtype)
         return masks if getattr(self.config, "layer_types", None) else masks.popitem()[1]
 
-    def score(self, features: Tensor, rows: Tensor | None = None) -> Tensor:
+    def score(self, features: Tensor, rows: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """The target's logits for features, as an EAGLE draft reads them.
 
         Args:
             features: [..., H], real or guessed.
             rows: LM head weights of a reduced draft vocabulary [draft vocabulary, H]; None: all of it.
+            bias: its biases [draft vocabulary], if the LM head has any.
         """
-        logits = self.head(features) if rows is None else nn.functional.linear(features, rows)
+        logits = self.head(features) if rows is None else nn.functional.linear(features, rows, bias)
         return self.postprocess(logits)
 
     def postprocess(self, logits: Tensor) -> Tensor:
@@ -190,16 +192,16 @@ class Target:
         """Verify a small tree and compare with plain forwards: proof that this model honours trees, or a refusal."""
         context = [token % self.vocab_size for token in (3, 5, 7, 11)]
         siblings = [token % self.vocab_size for token in (2, 13)]
-        tokens = torch.tensor([[context[-1], *siblings]], device=self.device)
+        tokens = upload([[context[-1], *siblings]], self.device)
         parents = torch.zeros_like(tokens)
-        depths = torch.tensor([[0, 1, 1]], device=self.device)
+        depths = upload([[0, 1, 1]], self.device)
         tree = DraftTree(tokens, parents, torch.zeros_like(tokens, dtype=torch.float32), depths, 1)
         try:
             cache = self.new_cache(1)
             self.prefill(cache, [context[:-1]])
             logits, _ = self.verify(cache, tree)
             for node, sibling in enumerate(siblings, start=1):
-                ids = torch.tensor([[*context, sibling]], device=self.device)
+                ids = upload([[*context, sibling]], self.device)
                 plain = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
                 difference = (logits[0, node].float() - plain).abs().max()
                 allowed = PROBE_TOLERANCE.get(self.dtype, 0.1) * (plain.max() - plain.min()) + 1e-5
@@ -219,6 +221,23 @@ class Target:
                 f"target {self.name} ({type(self.model).__name__}) cannot verify trees ({first_line(error)}); "
                 "only plain causal attention is supported"
             ) from error
+
+
+def context_limit(config: Any) -> int:
+    """The longest text, prompt and answer together, that can be decoded losslessly.
+
+    Rotary scalings that change with the length of the *forward* ("dynamic", "longrope") would turn a token differently in a
+    tree than alone; below the original length they are constant, so that is where the context ends.
+    """
+    limit: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+    rope = getattr(config, "rope_parameters", None) or {}
+    for scaling in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if scaling.get("rope_type") in ("dynamic", "longrope"):
+            original = scaling.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, original or limit)
+    return limit
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
@@ -272,6 +291,9 @@ def check_class(model: Any, name: str) -> None:
             f"target {name}: attention implementation {implementation} takes no tree masks; "
             "load it with attn_implementation='sdpa'"
         )
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise EyasError(f"target {name}: its weights lie on {', '.join(sorted(devices))}; load it onto one device")
     for argument in ("logits_to_keep", "position_ids"):
         if argument not in inspect.signature(model.forward).parameters:
             raise EyasError(f"target {name}: {kind} takes no {argument}; only transformers' own causal LMs are supported")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import EyasError
+from eyas.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class StaticTree:
         return [slots[path[:-1]] * self.width(level) + path[-1] for path in paths]
 
     def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
-        index = torch.tensor(self._candidates(level, self._inner(level)), device=log_values.device)
+        index = upload(self._candidates(level, self._inner(level)), log_values.device)
         return index.expand(len(log_values), -1)
 
     def choose(self, levels: list[LevelScores]) -> Tensor:
@@ -217,7 +218,7 @@ class StaticTree:
             index += [offset + place for place in self._candidates(number, self._level(number))]
             offset += level.log_values.shape[1]
         first = levels[0].log_values
-        return torch.tensor(index, device=first.device).repeat(len(first), 1)
+        return upload(index, first.device).repeat(len(first), 1)
 
     def limited(self, depth: int) -> StaticTree:
         return StaticTree(tuple(path for path in self.nodes if len(path) <= depth))

@@ -10,6 +10,7 @@ from eyas.cache import RowCache
 from eyas.heads.eagle import EagleHead
 from eyas.masks import additive, tree_visibility
 from eyas.target import Target
+from eyas.transfer import upload
 from eyas.tree import Candidates, DraftTree, TreePolicy, grow
 
 
@@ -30,8 +31,12 @@ class EagleDraft:
         self.head = head
         self.embedding = embedding
         self.token_map = token_map
-        weight: Tensor = target.head.get_parameter("weight").detach()
-        self.rows = None if token_map is None else weight[token_map]  # [draft vocabulary, H]
+        self.rows: Tensor | None = None  # [draft vocabulary, H] of the target's LM head, and its biases
+        self.bias: Tensor | None = None
+        if token_map is not None:
+            self.rows = target.head.get_parameter("weight").detach()[token_map]
+            bias = getattr(target.head, "bias", None)
+            self.bias = None if bias is None else bias.detach()[token_map]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., H] of token ids."""
@@ -43,7 +48,7 @@ class EagleDraft:
 
         A vocabulary smaller than ``width`` is filled up with impossible tokens.
         """
-        logits = self.target.score(features, self.rows).float()  # [B, k, draft vocabulary]
+        logits = self.target.score(features, self.rows, self.bias).float()  # [B, k, draft vocabulary]
         values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
         values = values - logits.logsumexp(dim=-1, keepdim=True)
         if self.token_map is not None:
@@ -69,20 +74,20 @@ class EagleDrafter:
         """See `eyas.drafters.Drafter.commit`. Pair (f[i], t[i+1]) has draft position i."""
         batch, m = tokens.shape
         steps = torch.arange(m, device=tokens.device)
-        positions = torch.tensor(self.cache.lengths, device=tokens.device)[:, None] + steps
+        positions = upload(self.cache.lengths, tokens.device)[:, None] + steps
         mask = None
         if self.cache.start:
             causal = (steps[:, None] >= steps).expand(batch, m, m)
             mask = additive(tree_visibility(self.cache.prefix_mask(tokens.device), causal), features.dtype)
         out = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
-        ends = torch.tensor(counts, device=tokens.device) - 1
+        ends = upload(counts, tokens.device) - 1
         self.guess = out[torch.arange(batch, device=tokens.device), ends][:, None]
         self.cache.keep([list(range(count)) for count in counts])
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
         prefix = self.cache.prefix_mask(roots.device)  # [B, start]
-        lengths = torch.tensor(self.cache.lengths, device=roots.device)[:, None]
+        lengths = upload(self.cache.lengths, roots.device)[:, None]
         guess, level = self.guess, 0
 
         def first(width: int) -> Candidates:

@@ -43,7 +43,11 @@ class Sample:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a messages JSONL file."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: strings may hold other line separators
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingDataError(f"training data {path}: cannot be read as UTF-8 text ({error})") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -52,6 +56,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise TrainingDataError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
             raise TrainingDataError(f'{path}, line {number}: no "messages" list')
+        if not all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in row["messages"]):
+            raise TrainingDataError(f"{path}, line {number}: a message without role or content")
         rows.append(row)
     if not rows:
         raise TrainingDataError(f"{path}: no conversations in it")
@@ -134,6 +140,10 @@ class Batch:
     ids: Tensor
     present: Tensor
     supervised: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        return Batch(self.index, self.ids.to(device), self.present.to(device), self.supervised.to(device))
 
 
 def collate(samples: Sequence[Sample], index: list[int]) -> Batch:

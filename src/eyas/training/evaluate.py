@@ -68,7 +68,7 @@ def evaluate(
     for batch, knowledge in observed:
         supervised, n = batch.supervised.cpu(), batch.supervised.shape[1]
         features = knowledge.features[:, :n]
-        with torch.autocast(features.device.type, torch.bfloat16, enabled=features.dtype == torch.bfloat16):
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=features.dtype != torch.float32):
             guesses = unroll(head, embedding[batch.ids[:, 1 : n + 1]], features, steps)
         emitted = draft_ids[batch.ids[:, 2:][batch.supervised]]  # [N]
         ranks = torch.full((steps, *supervised.shape), len(token_map))  # [K, B, n]; unsupervised: never found

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from eyas.checkpoint import save_head
+from eyas.checkpoint import check_writable, save_head
+from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.target import end_tokens
 from eyas.training.data import Batch, Sample, batches, read_samples
 from eyas.training.evaluate import Report, evaluate
 from eyas.training.features import FeatureSource, Knowledge
@@ -38,8 +40,10 @@ def train(model: Any, tokenizer: Any, options: TrainOptions, console: Console | 
         The kept head's held-out report, or None without held-out data.
     """
     console = console or Console(stderr=True)
+    check_writable(options.out)
+    check_trainable(model, tokenizer)
     model.eval().requires_grad_(False)
-    ends = end_ids(model, tokenizer)
+    ends = set(end_tokens(model, tokenizer))
     samples = read_samples(options.data, tokenizer, ends, options.max_length)
     heldout = read_samples(options.heldout, tokenizer, ends, options.max_length) if options.heldout else []
     trainer = Trainer(model, samples, heldout, ends, options)
@@ -50,15 +54,21 @@ def train(model: Any, tokenizer: Any, options: TrainOptions, console: Console | 
     return trainer.run(console)
 
 
-def end_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Every token that ends an answer, whoever says so: generation config, config, tokenizer."""
-    found: set[int] = set()
-    for said in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
-        found.update([] if said is None else [said] if isinstance(said, int) else said)
-    return found
+def check_trainable(model: Any, tokenizer: Any) -> None:
+    """Refuse what a head would be trained on otherwise than it is used.
+
+    Raises:
+        EyasError: no chat template, or a target that scales its embeddings or transforms its logits.
+    """
+    config, name = model.config.get_text_config(), model.config.name_or_path or type(model).__name__
+    if tokenizer is None or not tokenizer.chat_template:
+        raise EyasError(f"target {name} has no chat template to tell the assistant's words by; take an instruct model")
+    transformed = [key for key in ("logit_scale", "logits_scaling", "final_logit_softcapping") if getattr(config, key, None)]
+    if transformed or type(model.get_input_embeddings()) is not torch.nn.Embedding:
+        raise EyasError(f"target {name} scales its embeddings or logits; training a draft for it is not supported yet")
 
 
-def head_config(config: Any, draft_vocab_size: int | None) -> HeadConfig:
+def head_like(config: Any, draft_vocab_size: int | None) -> HeadConfig:
     """A head of the target's own shape, from its transformers configuration."""
     return HeadConfig(
         hidden_size=config.hidden_size,
@@ -82,6 +92,7 @@ class Trainer:
         self, model: Any, samples: Sequence[Sample], heldout: Sequence[Sample], ends: set[int], options: TrainOptions
     ) -> None:
         self.options = options
+        self.target_name = model.config.name_or_path or type(model).__name__
         self.samples, self.heldout = samples, heldout
         self.source = FeatureSource(model, samples, options.remember_features)
         self.heldout_source = FeatureSource(model, heldout, remember=True)
@@ -91,7 +102,7 @@ class Trainer:
         self.token_map = draft_vocabulary(samples, size, len(lm_head), ends)  # [D]
         self.rows = lm_head[self.token_map.to(lm_head.device)].clone()  # [D, H]
         torch.manual_seed(options.seed)
-        self.head = EagleHead(head_config(model.config, len(self.token_map))).to(lm_head.device)
+        self.head = EagleHead(head_like(model.config.get_text_config(), len(self.token_map))).to(lm_head.device)
         self.average = copy.deepcopy(self.head)
         self.optimiser = torch.optim.AdamW(
             [
@@ -108,8 +119,9 @@ class Trainer:
         """Train to the end and write the best head."""
         options = self.options
         best: Report | None = None
-        first = (batch for batch, _ in self.schedule())
-        start_from_regression(self.head, ((batch, self.source(batch)) for batch in first), self.embedding)
+        first = batches(self.samples, options.batch_tokens, random.Random(f"{options.seed} 0"))
+        moved = (batch.to(self.embedding.device) for batch in first)
+        start_from_regression(self.head, ((batch, self.source(batch)) for batch in moved), self.embedding)
         self.average.load_state_dict(self.head.state_dict())
         columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
         with Progress(*columns, console=console) as progress:
@@ -131,7 +143,7 @@ class Trainer:
                 done = max((epoch + place / len(order)) / options.epochs, minutes / options.minutes if options.minutes else 0)
                 if done >= 1:
                     return
-                yield batch, done
+                yield batch.to(self.embedding.device), done
 
     def step(self, batch: Batch, rate: float) -> float:
         """One optimiser step; returns the loss."""
@@ -155,7 +167,7 @@ class Trainer:
         inputs = knowledge.features[:, :n]  # [B, n, H]; pair i reads f[i]
         if options.noise:
             inputs = inputs + (torch.rand_like(inputs) - 0.5) * (options.noise * 512 / batch.ids.shape[1])
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.dtype == torch.bfloat16):
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.dtype != torch.float32):
             guesses = unroll(self.head, self.embedding[batch.ids[:, 1 : n + 1]], inputs, options.steps, options.dropout)
         chosen = torch.stack([guess[batch.supervised] for guess in guesses]).float()  # [K, N, H]
         after = batch.supervised  # pair i imitates f[i + 1]
@@ -167,7 +179,8 @@ class Trainer:
 
     def evaluate(self) -> Report:
         """Measure the averaged head on the held-out conversations."""
-        observed = ((batch, self.heldout_source(batch)) for batch in batches(self.heldout, self.options.batch_tokens))
+        moved = (batch.to(self.embedding.device) for batch in batches(self.heldout, self.options.batch_tokens))
+        observed = ((batch, self.heldout_source(batch)) for batch in moved)
         return evaluate(self.average, observed, self.embedding, self.rows, self.token_map)
 
     def keep_best(self, best: Report | None, console: Console) -> Report | None:
@@ -176,7 +189,7 @@ class Trainer:
         if report is not None:
             console.print(f"step {self.steps_done}: {report}")
         if report is None or best is None or report.tree > best.tree:
-            save_head(self.average, self.options.out, self.token_map)
+            save_head(self.average, self.options.out, self.token_map, {"eyas": {"target": self.target_name}})
             return report
         return best
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from eyas.errors import EyasError
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -57,3 +59,24 @@ class TrainOptions:
     remember_features: bool = True
     evaluate_every: int = 500
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[str, float | None, bool, str]] = [
+            ("epochs", self.epochs, self.epochs >= 1, "at least 1"),
+            ("minutes", self.minutes, self.minutes is None or self.minutes > 0, "above 0"),
+            ("draft_vocab", self.draft_vocab_size, self.draft_vocab_size is None or self.draft_vocab_size > 0, "above 0"),
+            ("batch_tokens", self.batch_tokens, self.batch_tokens >= 1, "at least 1"),
+            ("max_length", self.max_length, self.max_length >= 3, "at least 3"),
+            ("unroll", self.steps, self.steps >= 1, "at least 1"),
+            ("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0"),
+            ("warmup", self.warmup, 0 <= self.warmup < 1, "at least 0 and below 1"),
+            ("entropy_weight", self.entropy_weight, self.entropy_weight >= 0, "at least 0"),
+            ("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0"),
+            ("dropout", self.dropout, 0 <= self.dropout < 1, "at least 0 and below 1"),
+            ("average", self.average, 0 <= self.average < 1, "at least 0 and below 1"),
+            ("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+        ]
+        for name, value, good, rule in checks:
+            if not good:
+                raise EyasError(f"{name} is {value}; it must be {rule}")

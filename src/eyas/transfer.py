@@ -1,0 +1,13 @@
+"""From host to device without waiting for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def upload(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Host values as a tensor on a device; unlike ``torch.tensor(values, device=...)`` it does not wait for queued work."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
