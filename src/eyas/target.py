@@ -23,7 +23,7 @@ from eyas.transfer import upload
 from eyas.tree import DraftTree
 
 PREFILL_CHUNK = 1024  # prompt tokens a forward: bounds the memory of masks and of the layers' hidden states
-PROBE_TOLERANCE = {torch.float32: 0.005, torch.float64: 0.005}  # of the logits' range; half precisions round coarsely
+PROBE_TOLERANCE = {torch.float32: 0.001, torch.float64: 0.001}  # of the logits' range; half precisions round coarsely
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
