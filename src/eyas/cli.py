@@ -180,21 +180,22 @@ def chat(
     for line in questions():
         if line == "/quit":
             break
+        if line.startswith("/") and line != "/reset":
+            note(f"there is no command {line.split()[0]}; /reset and /quit are all")
+            continue
         if line == "/reset":
             messages, session = list(opening), engine.session()
             continue
         messages.append({"role": "user", "content": line})
         try:
             stream = engine.stream(engine.render(messages), session=session, **options)
-            interrupted = show.pieces(stream)
+            show.pieces(stream)
         except EyasError as error:
             messages.pop()
             note(f"{error} (/reset starts anew)")
             continue
         messages.append({"role": "assistant", "content": stream.result.text})
         note(summary(stream.result))
-        if interrupted:
-            note("interrupted")
 
 
 @app.command()
@@ -243,8 +244,10 @@ def train(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Train a draft head for a target on conversations it wrote."""
+    from eyas.checkpoint import check_writable
     from eyas.training import TrainOptions
     from eyas.training import train as train_head
+    from eyas.training.data import read_rows
 
     given = {
         "data": data, "out": out, "heldout": heldout, "minutes": minutes, "epochs": epochs, "steps": unroll,
@@ -256,21 +259,27 @@ def train(
     if draft_vocab is not None:
         chosen["draft_vocab_size"] = draft_vocab or None
     options = TrainOptions(**chosen)
+    check_writable(out)
     for path in (data, heldout):
-        if path is not None and not path.is_file():
-            raise EyasError(f"training data {path}: no such file")
+        if path is not None:
+            read_rows(path)  # a mistake in the data must not wait for the model
     with progress(f"loading {target or 'the embedded target'}"):
         loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     train_head(loaded.model, loaded.tokenizer, options)
+    note(f"the draft is in {out}")
 
 
 def open_engine(
     target: str | None, draft: str | None, method: str, dtype: str, device: str, trust: bool, options: dict[str, Any]
 ) -> Engine:
     """Check the options, then load, telling what is going on: a mistake in an option must not wait for a model."""
-    check_options({**options, "method": method})
+    call = check_options({**options, "method": method})
     with progress(f"loading {target or 'the embedded target'}"):
-        return load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust)
+        engine = load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust)
+    if call.measured:
+        with progress("measuring which tree pays here"):
+            note(f"tree {engine.tree.tokens}/{engine.tree.depth}/{engine.tree.top_k} (tokens/depth/width), as measured here")
+    return engine
 
 
 def main() -> None:
@@ -286,6 +295,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: end without a word
         status = 0
+    except OSError as error:
+        status = complain(f"the output cannot be written ({error.strerror or error}); free space or choose another place")
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it; their classes are private
             raise
@@ -297,7 +308,3 @@ def complain(message: str) -> int:
     """Say on one line what is wrong; the exit status that goes with it."""
     note(" ".join(message.split()))
     return 2
-
-
-if __name__ == "__main__":
-    main()

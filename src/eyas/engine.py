@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from eyas.budget import choose_tree, measure_costs
 from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.errors import EyasError
-from eyas.loading import fit_draft, load_target, read_draft, wrap_target
+from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
@@ -172,6 +173,8 @@ class Engine:
         tokenizer = self.tokenizer
         if tokenizer is None or not tokenizer.chat_template:
             raise EyasError(f"target {self.target.name} has no chat template; pass the prompt as it is (--raw, or generate)")
+        for message in messages:
+            check_text(str(message.get("content", "") if isinstance(message, Mapping) else message))
         try:
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates are programs of the model's authors and raise what they like
@@ -243,11 +246,17 @@ class Engine:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
+            check_text(prompt)
             if self.tokenizer is None:
                 raise EyasError(f"target {self.target.name} has no tokenizer; pass token ids, or tokenizer= to eyas.load")
             ids = list(self.tokenizer(prompt)["input_ids"])
         else:
-            ids = [int(token) for token in prompt]
+            try:
+                ids = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise EyasError(
+                    "a prompt is a string or a list of token ids, or a list of either; for messages call chat"
+                ) from None
         if not ids:
             raise EyasError("the prompt is empty; it needs at least one token")
         strange = [token for token in ids if not 0 <= token < self.target.vocab_size]
@@ -319,10 +328,25 @@ def check_options(options: Mapping[str, Any]) -> Call:
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
     if unknown:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
-    SamplingOptions(**given)
-    policy = make_policy(method, **settings)
+    try:
+        SamplingOptions(**given)
+        policy = make_policy(method, **settings)
+    except TypeError as error:
+        raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
     measured = method == "eagle2" and tree is None and not settings
     return Call(tree if tree is not None and policy is not None else policy, measured, max_new_tokens, stops, given)
+
+
+def check_text(text: str) -> None:
+    """Refuse text that is no Unicode, such as an argument whose bytes were not UTF-8.
+
+    Raises:
+        EyasError: it holds lone surrogates.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise EyasError("the prompt is not valid text (its bytes were not UTF-8); convert it first") from None
 
 
 def as_list(value: Any) -> list[Any]:
@@ -385,13 +409,15 @@ def load(
         EyasError: something is missing, unreadable, unsupported, or does not fit together.
     """
     check_method(method)
+    if target is not None and not isinstance(target, (str, Path, PreTrainedModel)):
+        raise EyasError(f"target is a {type(target).__name__}; pass a name, a path or a transformers model")
+    if isinstance(target, (str, Path)):
+        find_target(target)  # a wrong path is told before anything else
     drafts = draft is not None or (target is None and method != "autoregressive")
     if method != "autoregressive" and not drafts:
         raise EyasError(f"method {method} needs a draft for this target; pass one (--draft), or use method autoregressive")
     # the draft is read first: a mistake in its name must not wait for the target
     checkpoint = read_draft(draft) if drafts else None
-    if target is not None and not isinstance(target, (str, Path, PreTrainedModel)):
-        raise EyasError(f"target is a {type(target).__name__}; pass a name, a path or a transformers model")
     if isinstance(target, PreTrainedModel):
         wrapped = wrap_target(target, tokenizer)
     else:

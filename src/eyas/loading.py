@@ -154,7 +154,8 @@ def load_target(
         except EyasError:
             raise
         except Exception as error:  # whatever the libraries raise for a broken or foreign folder
-            raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); check the name and the files") from error
+            remedy = "pass --trust-remote-code" if "trust_remote_code" in str(error) else "check the name and the files"
+            raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); {remedy}") from error
     return Target(model.to(where).eval(), tokenizer, name)
 
 

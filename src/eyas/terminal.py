@@ -65,7 +65,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and prompt != "-":
         text = prompt
     else:
-        if file is None and prompt is None and sys.stdin.isatty():
+        if file is None and (sys.stdin is None or (prompt is None and sys.stdin.isatty())):
             raise EyasError("no prompt; pass it as an argument, with -f FILE, or on standard input")
         try:
             data = file.read_bytes() if file is not None else sys.stdin.buffer.read()
@@ -100,13 +100,9 @@ def read_bias(entries: list[str] | None) -> dict[int, float] | None:
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes long; a plain line where that is no terminal."""
-    console = Console(file=sys.stderr)  # this very stream: libraries' own bars are sent elsewhere meanwhile
-    if console.is_terminal:
-        with console.status(f"{what} …"):
-            yield
-    else:
-        note(f"{what} …")
+    """A spinner on standard error while something takes long; silence where that is no terminal."""
+    # this very stream: libraries' own bars are sent elsewhere meanwhile
+    with Console(file=sys.stderr).status(f"{what} …"):
         yield
 
 

@@ -114,6 +114,10 @@ class LevelScores:
     expanded: Tensor | None
 
 
+LARGEST = 1024
+"""Of any setting of a dynamic tree: width squared candidates are drafted a level."""
+
+
 @dataclass(frozen=True)
 class DynamicTree:
     """EAGLE-2: expand the most valuable nodes of each level, keep the most valuable of all.
@@ -135,6 +139,8 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         for name, value in (("tokens", self.tokens), ("depth", self.depth), ("width", self.top_k)):
+            if isinstance(value, bool) or not isinstance(value, int) or value > LARGEST:
+                raise EyasError(f"{name} is {value}; it must be a whole number, at most {LARGEST}")
             if value < 1:
                 raise EyasError(f"{name} is {value}, but a draft tree needs at least 1; use method autoregressive for none")
         if self.rank_by not in ("value", "confidence"):

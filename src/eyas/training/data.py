@@ -56,8 +56,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise TrainingDataError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
             raise TrainingDataError(f'{path}, line {number}: no "messages" list')
-        if not all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in row["messages"]):
-            raise TrainingDataError(f"{path}, line {number}: a message without role or content")
+        texts = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in row["messages"]]
+        if not texts or not all(isinstance(part, str) for text in texts for part in text) or texts[0][0] == "assistant":
+            raise TrainingDataError(
+                f"{path}, line {number}: messages need a role and a text each, and the assistant does not speak first"
+            )
         rows.append(row)
     if not rows:
         raise TrainingDataError(f"{path}: no conversations in it")
