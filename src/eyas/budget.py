@@ -26,7 +26,7 @@ LADDER: tuple[tuple[DynamicTree, float], ...] = (
     (DynamicTree(32, 5, 8), 2.37),
     (DynamicTree(60, 6, 10), 2.59),
 )
-"""Trees to choose from, and the tokens a step to expect of each: 12/4/4 and 60/6/10 as measured, the others scaled from a sweep.
+"""Trees to choose from, and the tokens a step to expect: 12/4/4 and 60/6/10 as measured, the others scaled from a sweep.
 The last is the published default."""
 
 ROUNDS = 5
