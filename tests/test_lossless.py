@@ -16,7 +16,7 @@ from eyas.target import Target
 from tests.shared import TASKS, questions
 
 FULL = bool(os.environ.get("EYAS_FULL"))
-QUESTIONS, NEW_TOKENS = (4, 128) if FULL else (1, 40)
+QUESTIONS, NEW_TOKENS = (4, 128) if FULL else (1, 24)
 OWN_PROMPTS = (
     "Explain in two sentences why leaves change colour in autumn.",
     "Write a Python function that counts the vowels in a string.",
