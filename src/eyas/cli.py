@@ -265,7 +265,7 @@ def train(
             read_rows(path)  # a mistake in the data must not wait for the model
     with progress(f"loading {target or 'the embedded target'}"):
         loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    train_head(loaded.model, loaded.tokenizer, options)
+    train_head(loaded.model, loaded.tokenizer, options, name=loaded.name)
     note(f"the draft is in {out}")
 
 

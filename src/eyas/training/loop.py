@@ -28,13 +28,16 @@ from eyas.training.unroll import unroll
 from eyas.training.vocabulary import draft_vocabulary
 
 
-def train(model: Any, tokenizer: Any, options: TrainOptions, console: Console | None = None) -> Report | None:
+def train(
+    model: Any, tokenizer: Any, options: TrainOptions, console: Console | None = None, name: str | None = None
+) -> Report | None:
     """Train a draft head for a target and write it to ``options.out``.
 
     Args:
         model: the target, a transformers causal language model.
         tokenizer: its tokenizer, with a chat template.
         console: where progress goes; None: standard error.
+        name: what to call the target in the checkpoint; None: its configuration's name.
 
     Returns:
         The kept head's held-out report, or None without held-out data.
@@ -47,6 +50,7 @@ def train(model: Any, tokenizer: Any, options: TrainOptions, console: Console | 
     samples = read_samples(options.data, tokenizer, ends, options.max_length)
     heldout = read_samples(options.heldout, tokenizer, ends, options.max_length) if options.heldout else []
     trainer = Trainer(model, samples, heldout, ends, options)
+    trainer.target_name = name or trainer.target_name
     console.print(
         f"{len(samples)} conversations, {sum(int(sample.written.sum()) for sample in samples)} trained tokens, "
         f"draft vocabulary {len(trainer.token_map)}"
