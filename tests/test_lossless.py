@@ -10,8 +10,9 @@ import os
 import pytest
 import torch
 
-from eyas.engine import METHODS, Engine
+from eyas.engine import Engine
 from eyas.loading import load_draft
+from eyas.options import METHODS
 from eyas.target import Target
 from tests.shared import TASKS, questions
 

@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyas.engine import METHODS, Engine, Piece, Result, Stream, check_options, load
+    from eyas.engine import Engine, Piece, Result, Stream, load
     from eyas.errors import EyasError
+    from eyas.options import METHODS, check_options
     from eyas.sampling import SamplingOptions
     from eyas.statistics import Statistics
     from eyas.tree import EAGLE1_TREE, DynamicTree, StaticTree, chain
@@ -21,8 +22,9 @@ __all__ = [
     "Statistics", "Stream", "chain", "check_options", "load",
 ]  # fmt: skip
 _ROOMS = {
-    "engine": ("METHODS", "Engine", "Piece", "Result", "Stream", "check_options", "load"),
+    "engine": ("Engine", "Piece", "Result", "Stream", "load"),
     "errors": ("EyasError",),
+    "options": ("METHODS", "check_options"),
     "sampling": ("SamplingOptions",),
     "statistics": ("Statistics",),
     "tree": ("EAGLE1_TREE", "DynamicTree", "StaticTree", "chain"),

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from eyas import __version__
-from eyas.engine import TREE_SETTINGS, Engine, check_options, load
+from eyas.engine import Engine, load
 from eyas.errors import EyasError
 from eyas.inspection import inspect_draft
 from eyas.loading import load_target
+from eyas.options import TREE_SETTINGS, check_options
 from eyas.terminal import Shower, note, progress, questions, read_bias, read_prompt, summary
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
@@ -18,15 +18,12 @@ from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.errors import EyasError
 from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
+from eyas.options import Call, as_list, check_method, check_options, check_text
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
-from eyas.tree import EAGLE1_TREE, DynamicTree, TreePolicy, chain
-
-METHODS = ("eagle2", "eagle1", "chain", "autoregressive")
-MAX_NEW_TOKENS = 512
-TREE_SETTINGS = ("tokens", "depth", "width", "rank_by", "rerank")
+from eyas.tree import DynamicTree, TreePolicy
 
 Prompt = str | Sequence[int]
 
@@ -276,112 +273,6 @@ class Job:
 
 def _result(request: Request) -> Result:
     return Result(request.text.text, request.ids, request.finish_reason or "interrupted", request.statistics)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call's options, checked without a model.
-
-    Attributes:
-        policy: how trees grow; None: plain decoding.
-        measured: eagle2 without any setting: the engine's measured tree takes the policy's place.
-        max_new_tokens: at most so many new tokens each.
-        stop: stop strings.
-        sampling: the `SamplingOptions` fields that were given.
-    """
-
-    policy: TreePolicy | None
-    measured: bool
-    max_new_tokens: int
-    stop: list[str]
-    sampling: dict[str, Any]
-
-
-def check_options(options: Mapping[str, Any]) -> Call:
-    """Check what `Engine.generate` was given, as far as that needs no model. An option that is None counts as not given.
-
-    Args:
-        options: ``method``; ``tree`` (a policy of your own) or its settings ``tokens``, ``depth``, ``width``, ``rank_by`` and
-            ``rerank`` (see `DynamicTree`; with none of them eagle2 takes the tree that pays best on this machine);
-            ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several); and the fields of
-            `SamplingOptions`.
-
-    Raises:
-        EyasError: an unknown option, or one that makes no sense.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    method = check_method(given.pop("method", "eagle2"))
-    for seed in as_list(given.pop("seed", None)):
-        Uniforms(seed)
-    tree = given.pop("tree", None)
-    settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
-    max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise EyasError(f"max_new_tokens is {max_new_tokens}; it must be a whole number, at least 1")
-    stops = [stop] if isinstance(stop, str) else list(stop)
-    if "" in stops:
-        raise EyasError("a stop string is empty; leave it out")
-    if tree is not None and (settings or method != "eagle2"):
-        raise EyasError(
-            "a tree of your own takes the place of method eagle2's; leave out tokens, depth, width and other methods"
-        )
-    unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
-    if unknown:
-        raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
-    try:
-        SamplingOptions(**given)
-        policy = make_policy(method, **settings)
-    except TypeError as error:
-        raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
-    measured = method == "eagle2" and tree is None and not settings
-    return Call(tree if tree is not None and policy is not None else policy, measured, max_new_tokens, stops, given)
-
-
-def check_text(text: str) -> None:
-    """Refuse text that is no Unicode, such as an argument whose bytes were not UTF-8.
-
-    Raises:
-        EyasError: it holds lone surrogates.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise EyasError("the prompt is not valid text (its bytes were not UTF-8); convert it first") from None
-
-
-def as_list(value: Any) -> list[Any]:
-    """A sequence as a list, anything else as a list of itself."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-
-
-def check_method(method: str) -> str:
-    """The method's name, if there is one of that name.
-
-    Raises:
-        EyasError: there is none.
-    """
-    if method not in METHODS:
-        raise EyasError(f"method {method} is unknown; choose {', '.join(METHODS)}")
-    return method
-
-
-def make_policy(method: str, **settings: Any) -> TreePolicy | None:
-    """The tree policy of a method, with its settings where it has any; None: plain decoding.
-
-    Raises:
-        EyasError: a setting below 1, or one that the method does not have.
-    """
-    known = {"eagle2": TREE_SETTINGS, "chain": ("depth",)}.get(method, ())
-    for name in settings:
-        if name not in known:
-            raise EyasError(f"method {method} has no setting {name}; leave it out, or use eagle2")
-    if method == "eagle2":
-        if "width" in settings:
-            settings["top_k"] = settings.pop("width")
-        return DynamicTree(**settings)
-    if method == "chain":
-        return chain(settings.get("depth", DynamicTree().depth))
-    return EAGLE1_TREE if method == "eagle1" else None
 
 
 def load(
