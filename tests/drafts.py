@@ -219,3 +219,14 @@ def broken_draft(target: Target, value: float) -> EagleDraft:
     for parameter in head.parameters():
         torch.nn.init.constant_(parameter, value)
     return EagleDraft(target, head.requires_grad_(False))
+
+
+class Recorder(EagleDrafter):
+    """Remembers the trees it proposes."""
+
+    trees: list[DraftTree]
+
+    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+        tree = super().propose(roots, policy)
+        self.trees = [*getattr(self, "trees", []), tree]
+        return tree

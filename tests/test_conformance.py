@@ -11,31 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from eyas.decode import Request, decode, open_session
-from eyas.drafters.eagle import EagleDrafter
 from eyas.loading import load_draft
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
 from eyas.target import Target
 from eyas.text import TextStream
-from eyas.tree import DraftTree, DynamicTree, TreePolicy
+from eyas.tree import DraftTree, DynamicTree
+from tests.drafts import Recorder
 from tests.shared import SHARED, read_json, shared
 
 TRACES = sorted(path.stem for path in (SHARED / "traces").glob("draft_*.json"))
 TIE = 1e-5  # below this cut margin the published tie rule decides, and deforms trees
 NEAR_TIE = 1e-4  # of the target's two best logits
-
-
-class Recorder(EagleDrafter):
-    """Remembers the trees it proposed."""
-
-    trees: list[DraftTree]
-
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
-        tree = super().propose(roots, policy)
-        self.trees = [*getattr(self, "trees", []), tree]
-        return tree
 
 
 def replay(target: Target, trace: dict[str, Any]) -> tuple[Request, list[DraftTree]]:

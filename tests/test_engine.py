@@ -25,9 +25,19 @@ from eyas.drafters.eagle import EagleDrafter
 from eyas.engine import Engine
 from eyas.sampling import Rule, Uniforms, chooser
 from eyas.target import Target
-from eyas.tree import DraftTree, TreePolicy
+from eyas.tree import DraftTree
 from tests import families
-from tests.drafts import METHODS, GuidedDrafter, assert_committed, broken_draft, engine, oracle_session, random_draft, run
+from tests.drafts import (
+    METHODS,
+    GuidedDrafter,
+    Recorder,
+    assert_committed,
+    broken_draft,
+    engine,
+    oracle_session,
+    random_draft,
+    run,
+)
 from tests.families import SIZES
 
 PROMPTS = families.prompts(4, seed=8, shortest=1, longest=11)
@@ -453,17 +463,6 @@ def test_a_broken_draft_changes_speed_only(value: float, sampling: dict[str, Any
     for method in METHODS:
         requests = run(broken, PROMPTS, method, max_new_tokens=16, **sampling)
         assert [request.ids for request in requests] == expected
-
-
-class Recorder(EagleDrafter):
-    """Remembers the trees it proposes."""
-
-    trees: list[DraftTree]
-
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
-        tree = super().propose(roots, policy)
-        self.trees = [*getattr(self, "trees", []), tree]
-        return tree
 
 
 @pytest.mark.parametrize("ids", [[3, 7, 11, 40], [47], list(range(47, 0, -2))], ids=["four", "one", "many"])

@@ -71,7 +71,7 @@ def check_options(options: Mapping[str, Any]) -> Call:
     except TypeError as error:
         raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
     measured = method == "eagle2" and tree is None and not settings
-    return Call(tree if tree is not None and policy is not None else policy, measured, max_new_tokens, stops, given)
+    return Call(policy if tree is None else tree, measured, max_new_tokens, stops, given)
 
 
 def check_text(text: str) -> None:
