@@ -216,11 +216,11 @@ def inspect(
 @app.command()
 def train(
     data: Annotated[
-        Path, typer.Option("--data", help="Conversations: JSON lines with messages, answered by the target itself.")
+        str, typer.Option("--data", help="Conversations answered by the target itself: a file or a data set's hub id.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the draft to write.")],
     heldout: Annotated[
-        Path | None, typer.Option("--heldout", help="Conversations to evaluate on; the best head is kept.")
+        str | None, typer.Option("--heldout", help="Conversations to evaluate on; the best head is kept.")
     ] = None,
     target: TargetOption = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Time limit; the schedule fits into it.")] = None,
@@ -248,10 +248,10 @@ def train(
     from eyas.checkpoint import check_writable
     from eyas.training import TrainOptions
     from eyas.training import train as train_head
-    from eyas.training.data import read_rows
+    from eyas.training.conversations import read_conversations
 
     given = {
-        "data": data, "out": out, "heldout": heldout, "minutes": minutes, "epochs": epochs, "steps": unroll,
+        "out": out, "minutes": minutes, "epochs": epochs, "steps": unroll,
         "learning_rate": learning_rate, "weight_decay": weight_decay, "warmup": warmup, "entropy_weight": entropy_weight,
         "dropout": dropout, "average": average,
         "batch_tokens": batch_tokens, "evaluate_every": evaluate_every, "seed": seed,
@@ -261,12 +261,14 @@ def train(
         chosen["draft_vocab_size"] = draft_vocab or None
     options = TrainOptions(**chosen)
     check_writable(out)
-    for path in (data, heldout):
-        if path is not None:
-            read_rows(path)  # a mistake in the data must not wait for the model
+    found = read_conversations(data)  # a mistake in the data must not wait for the model
+    others = read_conversations(heldout) if heldout else None
+    for skipped in (found.skipped, others.skipped if others else []):
+        if skipped:
+            note(f"left out {len(skipped)} rows that cannot be used, such as {skipped[0]}")
     with progress(f"loading {target or 'the embedded target'}"):
         loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    train_head(loaded.model, loaded.tokenizer, options, name=loaded.name)
+    train_head(loaded.model, loaded.tokenizer, found, others, options, name=loaded.name)
     note(f"the draft is in {out}")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from eyas.errors import EyasError
-from eyas.training.data import Sample, batches, collate, read_samples, render, supervised_pairs
+from eyas.training.conversations import Conversations
+from eyas.training.data import Sample, batches, collate, render, supervised_pairs, to_samples
 from eyas.training.features import FeatureSource, observe
 
 
@@ -57,19 +56,9 @@ def test_the_pair_of_the_first_draft_is_trained(tokenizer: Any) -> None:
     assert pairs.nonzero().flatten().tolist() == [prompt - 2, prompt - 1, prompt]  # predict c, d, <end>
 
 
-def test_no_trainable_token_is_refused_with_the_rendered_sample(tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a b"}]}))
+def test_no_trainable_token_is_refused_with_the_rendered_sample(tokenizer: Any) -> None:
     with pytest.raises(EyasError, match=r"no assistant token(.|\n)*<user> a b <end>"):
-        read_samples(path, tokenizer, {0}, max_length=64)
-
-
-@pytest.mark.parametrize("text", ["not json", '{"text": "a"}', ""])
-def test_bad_files_are_refused(tokenizer: Any, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(text)
-    with pytest.raises(EyasError, match=r"data\.jsonl"):
-        read_samples(path, tokenizer, {0}, max_length=64)
+        to_samples(Conversations([conversation("a b")]), tokenizer, {0}, max_length=64)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import random
 from typing import Any
 
@@ -14,14 +13,17 @@ from rich.console import Console
 
 from eyas.checkpoint import build_head, read_checkpoint
 from eyas.training import TrainOptions, train
-from eyas.training.data import batches, read_samples
+from eyas.training.conversations import Conversations
+from eyas.training.data import batches, to_samples
 from eyas.training.loop import Trainer, learning_rate
+
+Data = tuple[Conversations, Conversations]
 
 
 @pytest.fixture(scope="module")
-def options(tokenizer: Any, target: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
+def data(tokenizer: Any, target: Any) -> tuple[Conversations, Conversations]:
     """Conversations whose answers are the tiny target's own greedy ones."""
-    folder, chooser = tmp_path_factory.mktemp("data"), random.Random(0)
+    chooser = random.Random(0)
     rows = []
     for _ in range(24):
         messages = [{"role": "user", "content": " ".join(chooser.choices("abcdefgh", k=4))}]
@@ -30,10 +32,13 @@ def options(tokenizer: Any, target: Any, tmp_path_factory: pytest.TempPathFactor
         answer = target.generate(ids, max_new_tokens=16, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
         words = [word for word in tokenizer.convert_ids_to_tokens(answer.tolist()) if word != "<end>"] or ["a"]
         rows.append({"messages": [*messages, {"role": "assistant", "content": " ".join(words)}], "finished": False})
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:20])))
-    (folder / "heldout.jsonl").write_text("\n".join(map(json.dumps, rows[20:])))
+    return Conversations(rows[:20]), Conversations(rows[20:])
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
     return TrainOptions(
-        data=folder / "train.jsonl", heldout=folder / "heldout.jsonl", out=folder / "draft", epochs=10,
+        out=tmp_path_factory.mktemp("out") / "draft", epochs=10,
         draft_vocab_size=12, batch_tokens=128, steps=2, learning_rate=5e-3, evaluate_every=20,
     )  # fmt: skip
 
@@ -42,8 +47,10 @@ def quiet() -> Console:
     return Console(file=io.StringIO())
 
 
-def test_training_lowers_the_loss_and_writes_a_loadable_draft(target: Any, tokenizer: Any, options: TrainOptions) -> None:
-    samples = read_samples(options.data, tokenizer, {0}, options.max_length)
+def test_training_lowers_the_loss_and_writes_a_loadable_draft(
+    target: Any, tokenizer: Any, data: Data, options: TrainOptions
+) -> None:
+    samples = to_samples(data[0], tokenizer, {0}, options.max_length)
     trainer = Trainer(target, samples, [], {0}, options)
     (batch,) = list(batches(samples[:4], 1024))
     with torch.no_grad():
@@ -59,24 +66,26 @@ def test_training_lowers_the_loss_and_writes_a_loadable_draft(target: Any, token
         torch.testing.assert_close(head.state_dict()[name].float(), weight.to(torch.bfloat16).float())
 
 
-def test_the_report_says_what_was_kept_and_a_seed_repeats_it(target: Any, tokenizer: Any, options: TrainOptions) -> None:
+def test_the_report_says_what_was_kept_and_a_seed_repeats_it(
+    target: Any, tokenizer: Any, data: Data, options: TrainOptions
+) -> None:
     short = dataclasses.replace(options, epochs=3, dropout=0.1)
-    first, again = (train(target, tokenizer, short, quiet()) for _ in range(2))
+    first, again = (train(target, tokenizer, *data, short, quiet()) for _ in range(2))
     assert first is not None and first == again
     assert 1 <= first.chain <= first.tree <= 7
-    other = train(target, tokenizer, dataclasses.replace(short, seed=1), quiet())
+    other = train(target, tokenizer, *data, dataclasses.replace(short, seed=1), quiet())
     assert other != first
 
 
-def test_training_leaves_the_target_alone(target: Any, tokenizer: Any, options: TrainOptions) -> None:
+def test_training_leaves_the_target_alone(target: Any, tokenizer: Any, data: Data, options: TrainOptions) -> None:
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
-    train(target, tokenizer, dataclasses.replace(options, epochs=1), quiet())
+    train(target, tokenizer, *data, dataclasses.replace(options, epochs=1), quiet())
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
 
 
-def test_the_time_limit_ends_training(target: Any, tokenizer: Any, options: TrainOptions) -> None:
-    limited = dataclasses.replace(options, epochs=100_000, minutes=0.02, heldout=None)
-    assert train(target, tokenizer, limited, quiet()) is None
+def test_the_time_limit_ends_training(target: Any, tokenizer: Any, data: Data, options: TrainOptions) -> None:
+    limited = dataclasses.replace(options, epochs=100_000, minutes=0.02)
+    assert train(target, tokenizer, data[0], None, limited, quiet()) is None
 
 
 def test_the_learning_rate_rises_and_falls(options: TrainOptions) -> None:

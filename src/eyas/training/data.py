@@ -10,21 +10,15 @@ which everything up to the first end token is the assistant's own (templates put
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eyas.errors import EyasError
-
-
-class TrainingDataError(EyasError):
-    """The data cannot be trained on; the message says why and shows the sample."""
+from eyas.training.conversations import Conversations, TrainingDataError
 
 
 @dataclass(frozen=True)
@@ -38,33 +32,6 @@ class Sample:
 
     ids: Tensor
     written: Tensor
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a messages JSONL file."""
-    rows = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: strings may hold other line separators
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainingDataError(f"training data {path}: cannot be read as UTF-8 text ({error})") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TrainingDataError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-            raise TrainingDataError(f'{path}, line {number}: no "messages" list')
-        texts = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in row["messages"]]
-        if not texts or not all(isinstance(part, str) for text in texts for part in text) or texts[0][0] == "assistant":
-            raise TrainingDataError(
-                f"{path}, line {number}: messages need a role and a text each, and the assistant does not speak first"
-            )
-        rows.append(row)
-    if not rows:
-        raise TrainingDataError(f"{path}: no conversations in it")
-    return rows
 
 
 def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> Sample:
@@ -101,18 +68,23 @@ def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> 
     return Sample(torch.tensor(ids, dtype=torch.long), torch.tensor(written, dtype=torch.bool))
 
 
-def read_samples(path: Path, tokenizer: Any, end_ids: Collection[int], max_length: int) -> list[Sample]:
-    """All conversations of a file, cut to ``max_length`` tokens; those without a trainable token are left out."""
-    rows = read_rows(path)
+def to_samples(
+    conversations: Conversations, tokenizer: Any, end_ids: Collection[int], max_length: int, name: str = "the data"
+) -> list[Sample]:
+    """All conversations cut to ``max_length`` tokens; those without a token to train on are left out.
+
+    Raises:
+        TrainingDataError: none has any; the message shows the first one as rendered.
+    """
     samples = []
-    for row in rows:
+    for row in conversations.rows:
         sample = render(row, tokenizer, end_ids)
         sample = Sample(sample.ids[:max_length], sample.written[:max_length])
         if supervised_pairs(sample).any():
             samples.append(sample)
     if not samples:
-        text = tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False)
-        raise TrainingDataError(f"{path}: no assistant token to train on. The first conversation reads:\n{text}")
+        text = tokenizer.apply_chat_template(conversations.rows[0]["messages"], tokenize=False)
+        raise TrainingDataError(f"{name}: no assistant token to train on. The first conversation reads:\n{text}")
     return samples
 
 

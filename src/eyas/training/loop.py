@@ -18,7 +18,8 @@ from eyas.checkpoint import check_writable, save_head
 from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import end_tokens
-from eyas.training.data import Batch, Sample, batches, read_samples
+from eyas.training.conversations import Conversations
+from eyas.training.data import Batch, Sample, batches, to_samples
 from eyas.training.evaluate import Report, evaluate
 from eyas.training.features import FeatureSource, Knowledge
 from eyas.training.losses import draft_loss
@@ -29,13 +30,21 @@ from eyas.training.vocabulary import draft_vocabulary
 
 
 def train(
-    model: Any, tokenizer: Any, options: TrainOptions, console: Console | None = None, name: str | None = None
+    model: Any,
+    tokenizer: Any,
+    data: Conversations,
+    heldout: Conversations | None,
+    options: TrainOptions,
+    console: Console | None = None,
+    name: str | None = None,
 ) -> Report | None:
     """Train a draft head for a target and write it to ``options.out``.
 
     Args:
         model: the target, a transformers causal language model.
         tokenizer: its tokenizer, with a chat template.
+        data: conversations to train on.
+        heldout: conversations to evaluate on; None: no evaluation, the last weights are kept.
         console: where progress goes; None: standard error.
         name: what to call the target in the checkpoint; None: its configuration's name.
 
@@ -47,9 +56,9 @@ def train(
     check_trainable(model, tokenizer)
     model.eval().requires_grad_(False)
     ends = set(end_tokens(model, tokenizer))
-    samples = read_samples(options.data, tokenizer, ends, options.max_length)
-    heldout = read_samples(options.heldout, tokenizer, ends, options.max_length) if options.heldout else []
-    trainer = Trainer(model, samples, heldout, ends, options)
+    samples = to_samples(data, tokenizer, ends, options.max_length, "the training data")
+    others = to_samples(heldout, tokenizer, ends, options.max_length, "the held-out data") if heldout else []
+    trainer = Trainer(model, samples, others, ends, options)
     trainer.target_name = name or trainer.target_name
     console.print(
         f"{len(samples)} conversations, {sum(int(sample.written.sum()) for sample in samples)} trained tokens, "

@@ -13,9 +13,7 @@ class TrainOptions:
     """What to train on, for how long and how.
 
     Attributes:
-        data: messages JSONL, answers written by the target itself.
         out: folder of the draft checkpoint.
-        heldout: messages JSONL for evaluation; None: no evaluation, the last weights are kept.
         epochs: passes over the data at most.
         minutes: time limit; the learning rate reaches its end by then. None: no limit.
         draft_vocab_size: most frequent tokens the head may propose; None: the whole vocabulary.
@@ -37,9 +35,7 @@ class TrainOptions:
         seed: of initial weights, order, noise and dropout.
     """
 
-    data: Path
     out: Path
-    heldout: Path | None = None
     epochs: int = 10
     minutes: float | None = None
     draft_vocab_size: int | None = 12288
