@@ -146,6 +146,9 @@ class GuidedDrafter(EagleDrafter):
         super().select(rows)
         self.oracle.select(rows)
 
+    def take(self, rows: list[int], lengths: list[int]) -> EagleDrafter:
+        raise NotImplementedError("tests do not refill guided rows")
+
     def truncate(self, lengths: list[int]) -> None:
         super().truncate(lengths)
         self.oracle.truncate(lengths)

@@ -118,6 +118,65 @@ def test_the_context_limit_is_filled_exactly(name: str, method: str) -> None:
         assert [request.finish_reason for request in requests] == ["length", "length"]
 
 
+# --- rows that are refilled ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", *WINDOWED])
+def test_waiting_requests_take_over_ended_rows(name: str, method: str) -> None:
+    """Twelve prompts through three rows, some sharing a beginning with what the row held: each says what it says alone."""
+    chosen, target = engine(name), engine(name).target
+    prompts = [*PROMPTS, *[[*prompt, *reference(name, row)[:5], 3] for row, prompt in enumerate(PROMPTS)], *PROMPTS[::-1]]
+    rooms = [1, 9, 4, 12, 7, 1, 5, 8, 3, 1, 1, 6]
+    job = chosen.prepare(prompts, method=method, **METHODS[method], max_new_tokens=12)
+    for request, room in zip(job.requests, rooms, strict=True):
+        request.room = room
+    waiting = job.requests[3:]
+    asked: list[int] = []
+
+    def refill(count: int) -> list[Request]:
+        asked.append(count)
+        taken = [waiting.pop(0) for _ in range(min(count, len(waiting)))]
+        return taken
+
+    session = chosen.prepare(prompts[:3], method=method, **METHODS[method]).session
+    steps, checked = 0, -1
+    for delivery in decode(target, session, job.policy, job.requests[:3], refill):
+        steps += 1
+        committed = sum(map(len, session.seen))
+        if committed != checked and len(session.seen) == 3:
+            assert session.cache.lengths == list(map(len, session.seen))
+            checked = committed
+        assert delivery.token_ids
+    assert [request.ids for request in job.requests] == [
+        families.greedy(families.model(name), prompt, room) for prompt, room in zip(prompts, rooms, strict=True)
+    ]
+    assert not waiting and max(asked) <= 3 and steps > len(prompts)
+
+
+def test_a_refilled_row_runs_only_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follow-up question must find its conversation's rows, whichever of the free rows holds them."""
+    chosen = engine("llama")
+    target, prefilled = chosen.target, []
+    prefill = target.prefill
+
+    def watch(cache: Any, prompts: Any) -> Any:
+        prefilled.append([len(prompt) for prompt in prompts])
+        return prefill(cache, prompts)
+
+    monkeypatch.setattr(target, "prefill", watch)
+    job = chosen.prepare(PROMPTS, method="eagle2", **METHODS["eagle2"], max_new_tokens=3)
+    follow = [[*prompt, *reference("llama", row)[:3], 1, 2] for row, prompt in enumerate(PROMPTS)]
+    waiting = chosen.prepare(follow[::-1], method="eagle2", **METHODS["eagle2"], max_new_tokens=2).requests
+
+    def refill(count: int) -> list[Request]:
+        return [waiting.pop(0) for _ in range(min(count, len(waiting)))]
+
+    for _ in decode(target, job.session, job.policy, job.requests, refill):
+        pass
+    assert not waiting and sum(map(sum, prefilled)) - sum(map(len, PROMPTS)) <= 4 * len(PROMPTS)
+
+
 # --- the committed prefix -----------------------------------------------------------------------------------------------------
 
 

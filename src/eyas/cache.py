@@ -50,11 +50,15 @@ class RowLayer(CacheLayerMixin):
         self.cache.reserve(end)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        elif self.keys.shape[2] < self.cache.capacity:
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+        self.fit()
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def fit(self) -> None:
+        """Follow the cache's capacity where it has grown."""
+        if self.keys.shape[2] < self.cache.capacity:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
     def _grown(self, stored: Tensor) -> Tensor:
         grown = self._allocate(stored)
@@ -138,6 +142,32 @@ class RowCache(Cache):
             if layer.is_initialized:
                 index = upload(rows, layer.keys.device)
                 layer.keys, layer.values = layer.keys[index], layer.values[index]
+
+    def take(self, rows: list[int], lengths: list[int]) -> RowCache:
+        """A cache of its own with copies of these rows' first ``lengths`` committed tokens."""
+        taken = RowCache(len(self.layers), len(rows))
+        taken.lengths = list(lengths)
+        taken.rewind()
+        taken.reserve(taken.start)
+        for layer, copy in zip(self.layers, taken.layers, strict=True):
+            if layer.is_initialized:
+                index = upload(rows, layer.keys.device)
+                copy.keys = layer.keys[index, :, : taken.start]
+                copy.values = layer.values[index, :, : taken.start]
+                copy.is_initialized = True
+        return taken
+
+    def put(self, rows: list[int], other: RowCache) -> None:
+        """Replace these rows of the batch by another cache's, in order."""
+        for row, length in zip(rows, other.lengths, strict=True):
+            self.lengths[row] = length
+        self.rewind()
+        self.reserve(self.start)
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            layer.fit()
+            index = upload(rows, layer.keys.device)
+            layer.keys[index, :, : other.start] = source.keys[:, :, : other.start]
+            layer.values[index, :, : other.start] = source.values[:, :, : other.start]
 
     def prefix_mask(self, device: torch.device) -> Tensor:
         """Which of the stored rows before `start` belong to each committed prefix: [B, start] bool.

@@ -7,7 +7,7 @@ a tree policy; plain decoding has neither and verifies the root alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -77,6 +77,21 @@ class Session:
     drafter: Drafter | None
     seen: list[list[int]]
 
+    def take(self, rows: list[int], prompts: list[list[int]]) -> Session:
+        """A session of its own for these prompts, which starts from what these rows have seen of them."""
+        shared = [_shared(self.seen[row], prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        drafter = None if self.drafter is None else self.drafter.take(rows, shared)
+        seen = [self.seen[row][:count] for row, count in zip(rows, shared, strict=True)]
+        return Session(self.cache.take(rows, shared), drafter, seen)
+
+    def put(self, rows: list[int], other: Session) -> None:
+        """Replace these rows by those of another session."""
+        self.cache.put(rows, other.cache)
+        if self.drafter is not None and other.drafter is not None:
+            self.drafter.put(rows, other.drafter)
+        for row, seen in zip(rows, other.seen, strict=True):
+            self.seen[row] = seen
+
 
 @dataclass(frozen=True)
 class Delivery:
@@ -105,7 +120,13 @@ def open_session(target: Target, requests: list[Request], new_drafter: Callable[
 
 
 @torch.inference_mode()
-def decode(target: Target, session: Session, policy: TreePolicy | None, requests: list[Request]) -> Iterator[Delivery]:
+def decode(
+    target: Target,
+    session: Session,
+    policy: TreePolicy | None,
+    requests: list[Request],
+    refill: Callable[[int], list[Request]] | None = None,
+) -> Iterator[Delivery]:
     """Decode a batch; every step yields what it delivered, row by row, until all requests have ended.
 
     Args:
@@ -113,6 +134,7 @@ def decode(target: Target, session: Session, policy: TreePolicy | None, requests
         session: rows and drafter to use; what it has seen of each prompt is not computed again.
         policy: how trees grow; None, or a session without a drafter: plain decoding.
         requests: one for each row of the session. Rows leave the batch as they end; the last one's state stays in the session.
+        refill: asked for at most so many waiting requests when that many rows have ended; each takes over one of those rows.
 
     Raises:
         EyasError: the target's logits are not finite.
@@ -120,7 +142,7 @@ def decode(target: Target, session: Session, policy: TreePolicy | None, requests
     clock, cache, drafter = time.perf_counter, session.cache, session.drafter
     roots, deliveries = _prefill(target, session, requests)  # [B]
     yield from deliveries
-    rows, roots = _drop_ended(session, requests, roots)
+    rows, roots = yield from _turn_over(target, session, requests, roots, refill)
     while rows:
         begin = clock()
         deepest = max(request.room - len(request.ids) for request in rows) - 1
@@ -150,14 +172,15 @@ def decode(target: Target, session: Session, policy: TreePolicy | None, requests
         end = clock()
         for request in rows:
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
-        rows, roots = _drop_ended(session, rows, roots)
         yield from deliveries
+        rows, roots = yield from _turn_over(target, session, rows, roots, refill)
 
 
 def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple[Tensor, list[Delivery]]:
     """Run what the session has not seen of each prompt; choose and deliver each row's first new token [B]."""
     started = time.perf_counter()
-    known = [_common(seen, request.prompt) for seen, request in zip(session.seen, requests, strict=True)]
+    # the last shared token is run again: the draft needs its feature together with the token that now follows it
+    known = [max(_shared(seen, request.prompt) - 1, 0) for seen, request in zip(session.seen, requests, strict=True)]
     session.seen = [seen[:count] for seen, count in zip(session.seen, known, strict=True)]
     session.cache.truncate(known)
     if session.drafter is not None:
@@ -179,14 +202,10 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     return accepted.next_token, deliveries
 
 
-def _common(seen: list[int], prompt: list[int]) -> int:
-    """How many of the prompt's tokens need not be run again: the common prefix but for its last token.
-
-    That one is run again because the draft needs its feature together with the token that now follows it.
-    """
+def _shared(seen: list[int], prompt: list[int]) -> int:
+    """Length of the common prefix."""
     pairs = zip(seen, prompt, strict=False)
-    same = next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(seen), len(prompt)))
-    return max(same - 1, 0)
+    return next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(seen), len(prompt)))
 
 
 def _read(
@@ -222,13 +241,42 @@ def _padded(rows: list[list[int]], device: torch.device) -> Tensor:
     return upload([row + [0] * (width - len(row)) for row in rows], device)
 
 
-def _drop_ended(session: Session, rows: list[Request], roots: Tensor) -> tuple[list[Request], Tensor]:
-    """Take ended rows out of the batch; when all have ended the session keeps the last ones for a next turn."""
-    going = [row for row, request in enumerate(rows) if request.finish_reason is None]
-    if going and len(going) < len(rows):
+def _turn_over(
+    target: Target, session: Session, rows: list[Request], roots: Tensor, refill: Callable[[int], list[Request]] | None
+) -> Generator[Delivery, None, tuple[list[Request], Tensor]]:
+    """Give ended rows to waiting requests, and take the others that have ended out of the batch.
+
+    Returns:
+        The requests that go on and their roots [B]. When all have ended the session keeps the last ones for a next turn.
+    """
+    rows = list(rows)
+    while True:
+        ended = [row for row, request in enumerate(rows) if request.finish_reason is not None]
+        waiting = refill(len(ended)) if refill is not None and ended else []
+        if not waiting:
+            break
+        slots = _nearest(session.seen, ended, waiting)
+        part = session.take(slots, [request.prompt for request in waiting])
+        first, deliveries = _prefill(target, part, waiting)
+        session.put(slots, part)
+        roots = roots.index_copy(0, upload(slots, roots.device), first)
+        for slot, request in zip(slots, waiting, strict=True):
+            rows[slot] = request
+        yield from deliveries
+    if ended and len(ended) < len(rows):
+        going = [row for row in range(len(rows)) if row not in ended]
         session.cache.select(going)
         if session.drafter is not None:
             session.drafter.select(going)
         session.seen = [session.seen[row] for row in going]
         roots = roots[going]
-    return [rows[row] for row in going], roots
+    return [request for request in rows if request.finish_reason is None], roots
+
+
+def _nearest(seen: list[list[int]], free: list[int], waiting: list[Request]) -> list[int]:
+    """For each waiting request the free row that has seen most of its prompt: that much need not be run again."""
+    left, slots = list(free), []
+    for request in waiting:
+        slots.append(max(left, key=lambda row: _shared(seen[row], request.prompt)))
+        left.remove(slots[-1])
+    return slots

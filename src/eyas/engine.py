@@ -205,19 +205,8 @@ class Engine:
         Raises:
             EyasError: any of these makes no sense; the message says which and why.
         """
-        target, draft = self.target, self.draft
-        method = method or self.method
-        call = check_options({**options, "method": method})
-        if call.policy is not None and draft is None:
-            raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
-        rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
-        strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
-        if strange:
-            raise EyasError(f"logit_bias names token {strange[0]}, but {target.name} has {target.vocab_size} tokens")
-        if call.stop and self.tokenizer is None:
-            raise EyasError(
-                f"target {target.name} has no tokenizer, so stop strings cannot be found; pass tokenizer= to eyas.load"
-            )
+        draft = self.draft
+        call, rules = self._check(method, options)
         seeds = as_list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
@@ -227,8 +216,28 @@ class Engine:
         policy = self.tree if call.measured else call.policy  # measured last: a mistake must not wait for it
         if session is None:
             new_drafter = None if draft is None or policy is None else partial(EagleDrafter, draft)
-            session = open_session(target, requests, new_drafter)
+            session = open_session(self.target, requests, new_drafter)
         return Job(requests, session, policy)
+
+    def request(self, prompt: Prompt, *, seed: int | None = None, method: str | None = None, **options: Any) -> Request:
+        """One checked request, to hand to `eyas.decode.decode` yourself; arguments as for `prepare`."""
+        return self._request(prompt, *self._check(method, options), seed)
+
+    def _check(self, method: str | None, options: Mapping[str, Any]) -> tuple[Call, SamplingOptions]:
+        """A call's options, checked against this target and draft."""
+        target, method = self.target, method or self.method
+        call = check_options({**options, "method": method})
+        if call.policy is not None and self.draft is None:
+            raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
+        rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
+        strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
+        if strange:
+            raise EyasError(f"logit_bias names token {strange[0]}, but {target.name} has {target.vocab_size} tokens")
+        if call.stop and self.tokenizer is None:
+            raise EyasError(
+                f"target {target.name} has no tokenizer, so stop strings cannot be found; pass tokenizer= to eyas.load"
+            )
+        return call, rules
 
     def _request(self, prompt: Prompt, call: Call, options: SamplingOptions, seed: int | None) -> Request:
         ids, target = self._ids(prompt), self.target

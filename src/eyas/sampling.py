@@ -196,6 +196,11 @@ class Rule:
     chain: LogitsProcessorList
     uniforms: Uniforms
 
+    @property
+    def plain(self) -> bool:
+        """Whether a node's own logits are all it takes: no processor but the temperature."""
+        return all(isinstance(processor, TemperatureLogitsWarper) for processor in self.chain)
+
     def choose(self, logits: Tensor, prefix: Callable[[], Tensor], emitted: int) -> Tensor:
         """The target's choice after one node.
 
@@ -228,12 +233,20 @@ def chooser(
         emitted: how many new tokens each row has emitted, the root included.
     """
     rows = torch.arange(len(rules), device=logits.device)
-    plain = all(not rule.chain and rule.options.temperature == 0 for rule in rules)
+    plain = all(rule.plain for rule in rules)
+    temperatures = [float(rule.options.temperature) for rule in rules]
+    warmth = upload([temperature or 1.0 for temperature in temperatures], logits.device)[:, None]  # [B, 1]
+    samples = upload([temperature > 0 for temperature in temperatures], logits.device)  # [B]
 
     def choose(nodes: Tensor, path: Tensor) -> Tensor:
         visited = logits[rows, nodes]  # [B, V]
-        if plain:
-            return visited.argmax(dim=-1)
+        if plain:  # as `Rule.choose`, all rows at once
+            greedy = visited.argmax(dim=-1)
+            if not any(temperatures):
+                return greedy
+            uniforms = [rule.uniforms[count + path.shape[1] - 1] for rule, count in zip(rules, emitted, strict=True)]
+            drawn = draw((visited.float() / warmth).softmax(dim=-1), upload(uniforms, logits.device))
+            return torch.where(samples, drawn, greedy)
         branch = tree.tokens.gather(1, path)  # [B, depth + 1], the root first
         depth = path.shape[1] - 1
 

@@ -5,7 +5,7 @@ A drafter belongs to one batch of requests and owns their state; the network beh
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -32,6 +32,14 @@ class Drafter(Protocol):
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows of the batch."""
+        ...
+
+    def take(self, rows: list[int], lengths: list[int]) -> Drafter:
+        """A drafter of its own for these rows, which knows their first ``lengths`` committed tokens."""
+        ...
+
+    def put(self, rows: list[int], other: Any) -> None:
+        """Replace these rows of the batch by those of another drafter made by `take`."""
         ...
 
     def truncate(self, lengths: list[int]) -> None:

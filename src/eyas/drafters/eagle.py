@@ -113,6 +113,17 @@ class EagleDrafter:
         self.cache.select(rows)
         self.guess = self.guess[rows]
 
+    def take(self, rows: list[int], lengths: list[int]) -> EagleDrafter:
+        """A drafter of its own for these rows; a `commit` must follow before its next `propose`."""
+        taken = EagleDrafter(self.draft, len(rows))
+        taken.cache = self.cache.take(rows, lengths)
+        return taken
+
+    def put(self, rows: list[int], other: EagleDrafter) -> None:
+        """Replace these rows of the batch by those of another drafter."""
+        self.cache.put(rows, other.cache)
+        self.guess = self.guess.index_copy(0, upload(rows, self.guess.device), other.guess)
+
     def truncate(self, lengths: list[int]) -> None:
         """Forget all but the first so many pairs of each row; a `commit` must follow before the next `propose`."""
         self.cache.truncate(lengths)
