@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from eyas import __version__
 from eyas.engine import Engine, load
@@ -18,7 +19,7 @@ from eyas.errors import EyasError
 from eyas.inspection import inspect_draft
 from eyas.loading import load_target
 from eyas.options import TREE_SETTINGS, check_options
-from eyas.terminal import Shower, note, progress, questions, read_bias, read_prompt, summary
+from eyas.terminal import Shower, note, progress, questions, read_bias, read_numbers, read_prompt, summary
 
 app = typer.Typer(
     name="eyas",
@@ -211,6 +212,64 @@ def inspect(
         print(f"{name:<14} {value}")
     if problem is not None:
         raise problem
+
+
+@app.command()
+def data(
+    out: Annotated[Path, typer.Option("--out", help="JSONL file of conversations; continued where it exists.")],
+    invent: Annotated[bool, typer.Option("--self", help="No data: the target invents the requests too.")] = False,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            help="Requests: a text file with one a line, .jsonl or .json of prompts, messages or ShareGPT "
+            "turns, or a data set's hub id; answers in it are written anew.",
+        ),
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", help="Stop after so many tokens of answers.")] = None,
+    target: TargetOption = None,
+    temperatures: Annotated[
+        str, typer.Option("--temperatures", help="Of the answers; each conversation draws one.")
+    ] = "0,0.7,1",
+    question_temperature: Annotated[float, typer.Option("--question-temperature", help="Of invented requests.")] = 0.9,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Of an answer; longer ones are cut.")] = 384,
+    rows: Annotated[int, typer.Option("--rows", help="Conversations held at a time.")] = 32,
+    openings: Annotated[
+        Path | None, typer.Option("--openings", help="How invented requests begin, one a line; default: a built-in list.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything drawn.")] = 0,
+    endpoint: Annotated[
+        str | None,
+        typer.Option("--endpoint", help="Let an OpenAI-compatible server write: its URL, with /v1. EYAS_API_KEY: its key."),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The server's model; default: the first it serves.")] = None,
+    split: Annotated[str, typer.Option("--split", help="Of a data set.")] = "train",
+    limit: Annotated[int | None, typer.Option("--limit", help="Read at most so many prompts.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a broken row instead of leaving it out.")] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Make conversations in the target's own words, to train a draft on. Ctrl-C keeps what is done; run again to go on."""
+    from eyas.data import DataOptions, make_conversations
+    from eyas.training.conversations import read_conversations
+
+    if invent == (prompts is not None):
+        raise EyasError("pass either --self or --prompts FILE")
+    options = DataOptions(
+        out=out, tokens=tokens, temperatures=read_numbers("temperatures", temperatures),
+        question_temperature=question_temperature, max_new_tokens=max_new_tokens, rows=rows, system=system, seed=seed,
+        endpoint=endpoint, model=model, target=target, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
+        **({} if openings is None else {"openings": openings}),
+    )  # fmt: skip
+    found = read_conversations(prompts, strict=strict, limit=limit, split=split) if prompts is not None else None
+    if found is not None and found.skipped:
+        note(f"left out {len(found.skipped)} rows that cannot be used, such as {found.skipped[0]}")
+    desk = make_conversations(options, found, Console(file=sys.stderr))
+    for why, count in desk.dropped.items():
+        note(f"dropped: {count} {why}")
+    note(f"{out} holds {len(desk.corpus.keys)} conversations, {desk.corpus.tokens} tokens of answers")
 
 
 @app.command()

@@ -159,6 +159,20 @@ def load_target(
     return Target(model.to(where).eval(), tokenizer, name)
 
 
+def load_tokenizer(source: str | Path | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """A target's tokenizer alone.
+
+    Raises:
+        EyasError: it is missing or unreadable.
+    """
+    name, place, options = find_target(source)
+    with quiet_libraries():
+        try:
+            return AutoTokenizer.from_pretrained(place, **options, trust_remote_code=trust_remote_code)
+        except Exception as error:  # whatever the libraries raise for a broken or foreign folder
+            raise EyasError(f"tokenizer of {name}: cannot be loaded ({first_line(error)}); check the name") from error
+
+
 def wrap_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Target:
     """A target from an already loaded model, as it is: its device, its dtype."""
     if model.training:

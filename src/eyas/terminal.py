@@ -98,6 +98,18 @@ def read_bias(entries: list[str] | None) -> dict[int, float] | None:
     return bias
 
 
+def read_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between.
+
+    Raises:
+        EyasError: something else.
+    """
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise EyasError(f"{name} {text} is no list of numbers; write it as 0,0.7,1") from None
+
+
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """A spinner on standard error while something takes long; silence where that is no terminal."""

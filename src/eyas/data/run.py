@@ -1,0 +1,147 @@
+"""`eyas data` from its options to a file of conversations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eyas.data.corpus import Corpus
+from eyas.data.dialogue import OPENINGS, Desk, invented, prompted, read_openings, user_turn
+from eyas.data.endpoint import Endpoint, converse_remotely
+from eyas.data.local import converse
+from eyas.engine import Engine
+from eyas.errors import EyasError
+from eyas.loading import load_target, load_tokenizer
+from eyas.sampling import SamplingOptions
+from eyas.training.conversations import Conversations
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What to make, from what, and how.
+
+    Attributes:
+        out: the JSONL file, continued where it exists.
+        tokens: stop after so many tokens of answers; None: when the prompts are used up.
+        temperatures: one of them is drawn for each conversation's answers.
+        question_temperature: of invented requests.
+        max_new_tokens: of an answer.
+        rows: conversations at a time.
+        openings: file of beginnings for invented requests.
+        system: a system message for all conversations that have none.
+        seed: of everything drawn.
+        endpoint, model: an OpenAI-compatible server's base URL, and the model to ask it for; None: the target is loaded here.
+        target, dtype, device, trust_remote_code: as for `eyas.load`.
+    """
+
+    out: Path
+    tokens: int | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    question_temperature: float = 0.9
+    max_new_tokens: int = 384
+    rows: int = 32
+    openings: Path = field(default=OPENINGS)
+    system: str | None = None
+    seed: int = 0
+    endpoint: str | None = None
+    model: str | None = None
+    target: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "max_new_tokens", "rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EyasError(f"{name} is {value}; it must be at least 1")
+        if not self.temperatures:
+            raise EyasError("no temperature given; pass one, such as 0, or several as 0,0.7,1")
+        for temperature in (*self.temperatures, self.question_temperature):
+            SamplingOptions(temperature=temperature)
+
+
+def make_conversations(options: DataOptions, prompts: Conversations | None, console: Console) -> Desk:
+    """Hold conversations until the options' limit, or until the prompts are used up.
+
+    Args:
+        prompts: requests to answer; None: the target invents them.
+        console: where progress is shown.
+
+    Returns:
+        The desk, which has counted what was done and what was dropped.
+
+    Raises:
+        EyasError: a setting that makes no sense, or a target, server or file that cannot be used.
+    """
+    if prompts is None and options.tokens is None:
+        raise EyasError("--self never runs out of requests; say how many tokens of answers to make with --tokens")
+    openings = read_openings(options.openings) if prompts is None else []
+    if not options.out.parent.is_dir():
+        raise EyasError(f"output {options.out}: there is no folder {options.out.parent}; make it first")
+    server = Endpoint.open(options.endpoint, options.model) if options.endpoint else None
+    place = {"trust_remote_code": options.trust_remote_code}
+    engine = tokenizer = None
+    if server is None:
+        with console.status(f"loading {options.target or 'the embedded target'} …"):
+            target = load_target(options.target, dtype=options.dtype, device=options.device, **place)
+        engine, tokenizer = Engine(target, None, "autoregressive"), target.tokenizer
+    elif prompts is None:
+        if options.target is None:
+            raise EyasError(
+                "--self through an endpoint needs the model's chat template; pass --target (only its tokenizer is read)"
+            )
+        tokenizer = load_tokenizer(options.target, **place)
+    name = server.model if server is not None else engine.target.name if engine is not None else ""
+    corpus = Corpus(options.out, name)
+    try:
+        return _hold(options, prompts, openings, corpus, engine, server, tokenizer, console)
+    finally:
+        corpus.close()
+
+
+def _hold(
+    options: DataOptions,
+    prompts: Conversations | None,
+    openings: list[str],
+    corpus: Corpus,
+    engine: Engine | None,
+    server: Endpoint | None,
+    tokenizer: object,
+    console: Console,
+) -> Desk:
+    if prompts is None:
+        template = user_turn(tokenizer, options.system)
+        dialogues = invented(openings, options.temperatures, options.seed, corpus.keys, options.system)
+        total = float(options.tokens or 0)
+    else:
+        template = None
+        waiting = list(prompted(prompts.rows, options.temperatures, options.seed, corpus.keys, options.system))
+        dialogues, total = iter(waiting), float(options.tokens or len(waiting))
+    desk = Desk(dialogues, corpus, template, options.tokens, options.question_temperature, max_answer=options.max_new_tokens)
+    if corpus.keys:
+        console.print(f"{options.out} holds {len(corpus.keys)} conversations, {corpus.tokens} tokens of answers: going on")
+    begun, made = time.monotonic(), 0
+    columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("conversations", total=total)
+
+        def report(tokens: int) -> None:
+            nonlocal made
+            made += tokens
+            speed = made / max(time.monotonic() - begun, 1e-9)
+            progress.update(
+                task,
+                completed=corpus.tokens if options.tokens else desk.done + sum(desk.dropped.values()),
+                description=f"{desk.done} conversations, {corpus.tokens} tokens of answers, {speed:.0f} tokens/s",
+            )
+
+        if server is not None:
+            converse_remotely(server, desk, options.rows, report)
+        elif engine is not None:
+            converse(engine, desk, options.rows, report)
+    return desk
