@@ -139,7 +139,7 @@ def costs(arguments: argparse.Namespace) -> None:
         cache = target.new_cache(1, 400)
         features, _ = target.prefill(cache, [context])
         drafter = EagleDrafter(draft, 1)
-        drafter.commit(torch.tensor([[*context[1:], 5]]), features, [len(context)])
+        drafter.commit(torch.tensor([[*context, 5]]), features, [len(context)])
         for _ in range(15):
             for size in sizes:
                 tokens = torch.arange(1, size + 1)[None]

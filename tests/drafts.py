@@ -68,7 +68,7 @@ def assert_committed(target: Target, session: Session, texts: list[list[int]]) -
         drafter = session.drafter
         if isinstance(drafter, EagleDrafter):
             true = EagleDrafter(drafter.draft, 1)
-            true.commit(torch.tensor([[*seen[1:], root]]), features, [len(seen)])
+            true.commit(torch.tensor([[*seen, root]]), features, [len(seen)])
             assert_rows(drafter.cache, row, true.cache, len(seen))
             torch.testing.assert_close(drafter.guess[row], true.guess[0], atol=1e-4, rtol=1e-4)
 
@@ -91,7 +91,7 @@ class OracleDrafter:
         self.lengths = [0] * len(texts)  # committed pairs = index of the root
 
     def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
-        assert tokens.shape == features.shape[:2] and len(counts) == len(tokens) and min(counts) >= 1
+        assert tokens.shape == (len(features), features.shape[1] + 1) and len(counts) == len(tokens) and min(counts) >= 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def candidates(self, row: int, place: int, width: int) -> list[int]:

@@ -46,6 +46,8 @@ def check(engine: Engine, texts: list[str], new_tokens: int) -> None:
     prompts = [engine.render([{"role": "user", "content": text}]) for text in texts]
     expected = [reference(engine, prompt, new_tokens) for prompt in prompts]
     for method in METHODS:
+        if method == "model":  # there is no smaller one
+            continue
         alone = [engine.generate(prompt, max_new_tokens=new_tokens, method=method).token_ids for prompt in prompts]
         assert alone == expected, method
         batch = engine.generate(prompts, max_new_tokens=new_tokens, method=method)

@@ -60,7 +60,7 @@ def measure_costs(draft: EagleDraft) -> StepCosts:
     cache, drafter = target.new_cache(1, 2 * CONTEXT), EagleDrafter(draft, 1)
     features, _ = target.prefill(cache, [context])
     root = torch.tensor([context[0]], device=target.device)
-    drafter.commit(torch.tensor([[*context[1:], context[0]]], device=target.device), features, [len(context)])
+    drafter.commit(torch.tensor([[*context, context[0]]], device=target.device), features, [len(context)])
 
     def verify(size: int) -> None:
         tokens = root.expand(size)[None]

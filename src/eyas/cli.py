@@ -38,7 +38,12 @@ TargetOption = Annotated[
 DraftOption = Annotated[
     str | None, typer.Option("--draft", help="Hub id or folder of an EAGLE-1/2 draft; default: the one Eyas ships.")
 ]
-MethodOption = Annotated[str, typer.Option("--method", help="eagle2, eagle1, chain or autoregressive.")]
+AssistantOption = Annotated[
+    str | None, typer.Option("--assistant", help="A smaller model with the same tokens, for method model.")
+]
+MethodOption = Annotated[
+    str, typer.Option("--method", help="eagle2, eagle1, chain, ngram (prompt lookup), model (a smaller one) or autoregressive.")
+]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0: greedy. Default: the model's own.")]
 TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k most likely tokens; 0: all.")]
 TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the smallest set of tokens with this probability.")]
@@ -53,9 +58,11 @@ MinNewOption = Annotated[int | None, typer.Option("--min-new-tokens", help="No e
 MaxNewOption = Annotated[int, typer.Option("--max-new-tokens", help="At most so many new tokens.")]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the random numbers; default: random.")]
-TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2).")]
-DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain).")]
-WidthOption = Annotated[int | None, typer.Option("--width", help="Nodes expanded a level, and children a node (eagle2).")]
+TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2, ngram, model).")]
+DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain, ngram, model).")]
+WidthOption = Annotated[
+    int | None, typer.Option("--width", help="Nodes expanded a level, and children a node (eagle2, ngram, model).")
+]
 RankByOption = Annotated[str | None, typer.Option("--rank-by", help="value, or the paper's ablation: confidence (eagle2).")]
 RerankOption = Annotated[
     bool | None, typer.Option("--rerank/--no-rerank", help="The paper's other ablation: no reranking (eagle2).")
@@ -85,6 +92,7 @@ def generate(
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from a UTF-8 file.")] = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    assistant: AssistantOption = None,
     method: MethodOption = "eagle2",
     temperature: TemperatureOption = None,
     top_k: TopKOption = None,
@@ -120,7 +128,7 @@ def generate(
         "stop": stop, "seed": seed, "method": method, "tokens": tokens, "depth": depth, "width": width,
         "rank_by": rank_by, "rerank": rerank,
     }  # fmt: skip
-    engine = open_engine(target, draft, method, dtype, device, trust_remote_code, options)
+    engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     ids = text if raw else engine.render([{"role": "user", "content": text}])
     plain = {**options, "method": "autoregressive", **dict.fromkeys(TREE_SETTINGS)}
     if compare:
@@ -152,6 +160,7 @@ def generate(
 def chat(
     target: TargetOption = None,
     draft: DraftOption = None,
+    assistant: AssistantOption = None,
     method: MethodOption = "eagle2",
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
     temperature: TemperatureOption = None,
@@ -174,7 +183,7 @@ def chat(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "seed": seed, "tokens": tokens, "depth": depth, "width": width,
     }  # fmt: skip
-    engine = open_engine(target, draft, method, dtype, device, trust_remote_code, options)
+    engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     opening = [{"role": "system", "content": system}] if system else []
     messages, session, show = list(opening), engine.session(), Shower(color)
     engine.render([*messages, {"role": "user", "content": "?"}])  # a missing template is told before the first question
@@ -332,12 +341,19 @@ def train(
 
 
 def open_engine(
-    target: str | None, draft: str | None, method: str, dtype: str, device: str, trust: bool, options: dict[str, Any]
+    target: str | None,
+    draft: str | None,
+    assistant: str | None,
+    method: str,
+    dtype: str,
+    device: str,
+    trust: bool,
+    options: dict[str, Any],
 ) -> Engine:
     """Check the options, then load, telling what is going on: a mistake in an option must not wait for a model."""
     call = check_options({**options, "method": method})
     with progress(f"loading {target or 'the embedded target'}"):
-        engine = load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust)
+        engine = load(target, draft, dtype=dtype, device=device, method=method, assistant=assistant, trust_remote_code=trust)
     if call.measured:
         with progress("measuring which tree pays here"):
             note(f"tree {engine.tree.tokens}/{engine.tree.depth}/{engine.tree.top_k} (tokens/depth/width), as measured here")

@@ -166,7 +166,7 @@ def decode(
         cache.keep(kept)
         roots, walked = accepted.next_token, clock()
         if drafter is not None:
-            _commit(drafter, deliveries, kept, features)
+            _commit(drafter, branches, deliveries, kept, features)
         for seen, branch, path in zip(session.seen, branches, kept, strict=True):
             seen += branch[: len(path)]  # last: an interrupted step leaves no token here without its rows
         end = clock()
@@ -193,8 +193,8 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     accepted = walk(tree, chooser(rules, logits[:, None], tree, histories, [0] * len(requests)))
     _, _, first = _read(target, tree, logits[:, None], accepted)
     if session.drafter is not None:
-        following = [[*prompt[1:], token] for prompt, token in zip(fresh, first, strict=True)]
-        session.drafter.commit(_padded(following, logits.device), features, [len(prompt) for prompt in fresh])
+        tokens = [[*prompt, token] for prompt, token in zip(fresh, first, strict=True)]
+        session.drafter.commit(_padded(tokens, logits.device), features, [len(prompt) for prompt in fresh])
     session.seen = [list(request.prompt) for request in requests]
     deliveries = [request.deliver([token], drafted=0) for request, token in zip(requests, first, strict=True)]
     for request in requests:
@@ -227,12 +227,14 @@ def _read(
     return paths, branches, [row[1] for row in packed]
 
 
-def _commit(drafter: Drafter, deliveries: list[Delivery], kept: list[list[int]], features: Tensor) -> None:
-    """Give the drafter the committed nodes' features [B, n, H] with the token that follows each."""
+def _commit(
+    drafter: Drafter, branches: list[list[int]], deliveries: list[Delivery], kept: list[list[int]], features: Tensor
+) -> None:
+    """Give the drafter each row's committed nodes: the root, what was delivered after it, and the nodes' features [B, n, H]."""
     nodes = _padded(kept, features.device)  # [B, m]
     rows = torch.arange(len(kept), device=features.device)[:, None]
-    tokens = _padded([delivery.token_ids for delivery in deliveries], features.device)
-    drafter.commit(tokens, features[rows, nodes], [len(path) for path in kept])
+    tokens = [[branch[0], *delivery.token_ids] for branch, delivery in zip(branches, deliveries, strict=True)]
+    drafter.commit(_padded(tokens, features.device), features[rows, nodes], [len(path) for path in kept])
 
 
 def _padded(rows: list[list[int]], device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,10 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eyas.budget import choose_tree, measure_costs
 from eyas.decode import Request, Session, decode, open_session
+from eyas.drafters import Drafter
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.drafters.model import ModelDrafter, check_assistant
+from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import EyasError
 from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
-from eyas.options import Call, as_list, check_method, check_options, check_text
+from eyas.options import EAGLE_METHODS, Call, as_list, check_method, check_options, check_text
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
@@ -82,14 +85,23 @@ class Engine:
 
     Args:
         target: the wrapped model.
-        draft: an EAGLE draft for it, or None for plain decoding only.
+        draft: an EAGLE draft for it, or None for methods that need none.
         method: how to decode where a call does not say: one of `METHODS`.
+        assistant: a smaller model with the same tokens, for method ``model``.
+
+    Raises:
+        EyasError: the assistant's tokens are not the target's.
     """
 
-    def __init__(self, target: Target, draft: EagleDraft | None, method: str = "eagle2") -> None:
+    def __init__(
+        self, target: Target, draft: EagleDraft | None, method: str = "eagle2", assistant: Target | None = None
+    ) -> None:
         self.target = target
         self.draft = draft
+        self.assistant = assistant
         self.method = check_method(method)
+        if assistant is not None:
+            check_assistant(assistant, target)
         ignored = unsupported_settings(target.model.generation_config)
         if ignored:
             warnings.warn(
@@ -181,8 +193,28 @@ class Engine:
     def session(self) -> Session:
         """An empty session to pass to successive calls of `stream` or `generate` with one prompt each: what a prompt shares
         with the turns before is not computed again."""
-        drafter = None if self.draft is None else EagleDrafter(self.draft, 1)
-        return Session(self.target.new_cache(1), drafter, [[]])
+        new_drafter = self._new_drafter(self.method) if self.method not in EAGLE_METHODS or self.draft else None
+        return Session(self.target.new_cache(1), new_drafter(1) if new_drafter else None, [[]])
+
+    def _new_drafter(self, method: str) -> Callable[[int], Drafter] | None:
+        """What makes a method's drafter for a batch; None for plain decoding.
+
+        Raises:
+            EyasError: the method needs a draft or an assistant, and there is none.
+        """
+        if method == "autoregressive":
+            return None
+        if method == "ngram":
+            return NgramDrafter
+        if method == "model":
+            if self.assistant is None:
+                raise EyasError(f"method model needs a smaller model for {self.target.name}; pass one (--assistant)")
+            return partial(ModelDrafter, self.assistant)
+        if self.draft is None:
+            raise EyasError(
+                f"method {method} needs a draft for {self.target.name}; pass one (--draft), or use ngram or autoregressive"
+            )
+        return partial(EagleDrafter, self.draft)
 
     def prepare(
         self,
@@ -199,14 +231,15 @@ class Engine:
             prompts: strings or token ids.
             seed: of each request's random numbers; the same seed gives the same text alone or in a batch. None: random.
             session: state of earlier turns (one prompt only).
-            method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain`` or ``autoregressive``; default: the engine's.
+            method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain``, ``ngram`` (prompt lookup), ``model`` (a
+                smaller model drafts) or ``autoregressive``; default: the engine's.
             options: see `check_options`.
 
         Raises:
             EyasError: any of these makes no sense; the message says which and why.
         """
-        draft = self.draft
         call, rules = self._check(method, options)
+        new_drafter = self._new_drafter(method or self.method)
         seeds = as_list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")
@@ -215,7 +248,6 @@ class Engine:
             raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
         policy = self.tree if call.measured else call.policy  # measured last: a mistake must not wait for it
         if session is None:
-            new_drafter = None if draft is None or policy is None else partial(EagleDrafter, draft)
             session = open_session(self.target, requests, new_drafter)
         return Job(requests, session, policy)
 
@@ -227,8 +259,6 @@ class Engine:
         """A call's options, checked against this target and draft."""
         target, method = self.target, method or self.method
         call = check_options({**options, "method": method})
-        if call.policy is not None and self.draft is None:
-            raise EyasError(f"method {method} needs a draft for {target.name}; pass one (--draft), or use autoregressive")
         rules = SamplingOptions.from_defaults(target.model.generation_config, **call.sampling)
         strange = [token for token in rules.logit_bias or {} if not 0 <= int(token) < target.vocab_size]
         if strange:
@@ -291,6 +321,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     method: str = "eagle2",
+    assistant: str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     trust_remote_code: bool = False,
 ) -> Engine:
@@ -301,7 +332,8 @@ def load(
         draft: hub id or folder of an EAGLE-1/2 checkpoint; None: the one Eyas ships, for the embedded target only.
         dtype: ``"auto"``, ``"float32"``, ``"bfloat16"``, ``"float16"`` or a torch dtype; a loaded model keeps its own.
         device: ``"auto"`` or a torch device; a loaded model keeps its own.
-        method: the engine's default method; ``"autoregressive"`` needs no draft.
+        method: the engine's default method; only EAGLE's need a draft.
+        assistant: hub id, folder or .gguf file of a smaller model with the same tokens, for method ``model``.
         tokenizer: of a loaded model.
         trust_remote_code: run code that comes with the target's checkpoint.
 
@@ -313,13 +345,20 @@ def load(
         raise EyasError(f"target is a {type(target).__name__}; pass a name, a path or a transformers model")
     if isinstance(target, (str, Path)):
         find_target(target)  # a wrong path is told before anything else
-    drafts = draft is not None or (target is None and method != "autoregressive")
-    if method != "autoregressive" and not drafts:
-        raise EyasError(f"method {method} needs a draft for this target; pass one (--draft), or use method autoregressive")
+    drafts = draft is not None or (target is None and method in EAGLE_METHODS)
+    if method in EAGLE_METHODS and not drafts:
+        raise EyasError(
+            f"method {method} needs a draft for this target; pass one (--draft), or use method ngram or autoregressive"
+        )
+    if method == "model" and assistant is None:
+        raise EyasError("method model needs a smaller model to draft with; pass one (--assistant)")
     # the draft is read first: a mistake in its name must not wait for the target
     checkpoint = read_draft(draft) if drafts else None
     if isinstance(target, PreTrainedModel):
         wrapped = wrap_target(target, tokenizer)
     else:
         wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else None, method)
+    smaller = None
+    if assistant is not None:
+        smaller = load_target(assistant, dtype=dtype, device=wrapped.device, trust_remote_code=trust_remote_code)
+    return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else None, method, smaller)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from eyas.errors import EyasError
 from eyas.sampling import SamplingOptions, Uniforms
 from eyas.tree import EAGLE1_TREE, DynamicTree, TreePolicy, chain
 
-METHODS = ("eagle2", "eagle1", "chain", "autoregressive")
+METHODS = ("eagle2", "eagle1", "chain", "ngram", "model", "autoregressive")
+EAGLE_METHODS = ("eagle2", "eagle1", "chain")
 MAX_NEW_TOKENS = 512
 TREE_SETTINGS = ("tokens", "depth", "width", "rank_by", "rerank")
+SETTINGS = {"eagle2": TREE_SETTINGS, "chain": ("depth",), "ngram": TREE_SETTINGS[:3], "model": TREE_SETTINGS[:3]}
+SMALL_TREES = {"ngram": DynamicTree(16, 8, 4), "model": DynamicTree(16, 4, 4)}
+"""What methods without a trained draft verify where a call does not say."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,19 @@ def make_policy(method: str, **settings: Any) -> TreePolicy | None:
     Raises:
         EyasError: a setting below 1, or one that the method does not have.
     """
-    known = {"eagle2": TREE_SETTINGS, "chain": ("depth",)}.get(method, ())
+    known = SETTINGS.get(method, ())
     for name in settings:
         if name not in known:
             raise EyasError(f"method {method} has no setting {name}; leave it out, or use eagle2")
     if method == "eagle2":
-        if "width" in settings:
-            settings["top_k"] = settings.pop("width")
-        return DynamicTree(**settings)
+        return DynamicTree(**_named(settings))
+    if method in SMALL_TREES:
+        return replace(SMALL_TREES[method], **_named(settings))
     if method == "chain":
         return chain(settings.get("depth", DynamicTree().depth))
     return EAGLE1_TREE if method == "eagle1" else None
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """A call's tree settings by the names of `DynamicTree`."""
+    return {"top_k" if name == "width" else name: value for name, value in settings.items()}

@@ -19,10 +19,10 @@ class Drafter(Protocol):
         """Take in what the target has committed.
 
         Args:
-            tokens: [B, m] int64. Column j is the token *after* the one that ``features[:, j]`` belongs to, so that the last
-                one of a row is its new root.
+            tokens: [B, m + 1] int64, the committed tokens and the new root after each row's last: column j is the token that
+                ``features[:, j]`` belongs to.
             features: [B, m, H] of the target.
-            counts: how many columns of each row are real, at least one.
+            counts: how many tokens each row commits, at least one; the columns after its root are filling.
         """
         ...
 

@@ -72,6 +72,7 @@ class EagleDrafter:
 
     def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
         """See `eyas.drafters.Drafter.commit`. Pair (f[i], t[i+1]) has draft position i."""
+        tokens = tokens[:, 1:]  # [B, m], the token after each feature's
         batch, m = tokens.shape
         steps = torch.arange(m, device=tokens.device)
         positions = upload(self.cache.lengths, tokens.device)[:, None] + steps
