@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas.errors import EyasError, first_line
+from eyas.files import existing_parent, write_error
 from eyas.heads.eagle import EagleHead, HeadConfig
 
 DERIVED = "rotary_emb.inv_freq"  # old checkpoints store this constant; it follows from the configuration
@@ -208,6 +210,9 @@ def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, ex
         folder: created if need be; only ``config.json`` and ``model.safetensors`` in it are replaced, once complete.
         token_map: target ids [draft vocabulary] int64, stored as EAGLE-3's ``d2t`` = target id − draft id.
         extra: further keys for ``config.json``.
+
+    Raises:
+        EyasError: it cannot be written, for example because the disk is full; what was there before stays.
     """
     config = head.config
     raw = {
@@ -245,6 +250,8 @@ def save_head(head: EagleHead, folder: Path, token_map: Tensor | None = None, ex
         temporary[1].write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         for new, file in zip(temporary, files, strict=True):
             new.replace(file)
+    except (OSError, SafetensorError) as error:
+        raise write_error(f"draft {folder}", error) from error
     finally:
         for new in temporary:
             new.unlink(missing_ok=True)
@@ -260,13 +267,9 @@ def check_writable(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise EyasError(f"output {folder}: this is a file; pass a folder")
-    fresh = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=existing_parent(folder)):
             pass
-        if fresh:
-            folder.rmdir()
     except OSError as error:
         raise EyasError(f"output {folder}: cannot be written ({error.strerror}); pass another folder") from error
     others = {file.name for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)}

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -288,56 +289,84 @@ def train(
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the draft to write.")],
     heldout: Annotated[
-        str | None, typer.Option("--heldout", help="Conversations to evaluate on; the best head is kept.")
+        str | None, typer.Option("--heldout", help="Conversations to evaluate on; default: some of the data.")
     ] = None,
     target: TargetOption = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Show one conversation with its mask, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell steps, memory and disk, and stop.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that cannot be used, instead of skipping.")] = False,
+    resume: Annotated[
+        bool | None, typer.Option("--resume/--no-resume", help="Continue the unfinished run in OUT (default), or start anew.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--start", help="regression, last-layer or random.")] = None,
+    from_draft: Annotated[str | None, typer.Option("--from", help="A draft to train further, instead of --start.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Time limit; the schedule fits into it.")] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data at most.")] = None,
     unroll: Annotated[int | None, typer.Option("--unroll", help="Draft steps trained on the head's own outputs.")] = None,
     draft_vocab: Annotated[
         int | None, typer.Option("--draft-vocab", help="Most frequent tokens the draft may propose; 0: all.")
     ] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", help="Conversations are cut to so many tokens.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", help="Padded tokens a micro-batch.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option("--accumulate", help="Micro-batches an optimiser step, all processes together.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option("--loss", help="published, distribution or top-k.")] = None,
+    entropy_weight: Annotated[
+        float | None, typer.Option("--entropy-weight", help="Weight of the published loss's cross-entropy.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The peak.")] = None,
-    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="AdamW's, on matrices.")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="How the rate falls: cosine or linear.")] = None,
     warmup: Annotated[float | None, typer.Option("--warmup", help="Share of the run in which the rate rises.")] = None,
-    entropy_weight: Annotated[float | None, typer.Option("--entropy-weight", help="Weight of the cross-entropy.")] = None,
-    dropout: Annotated[float | None, typer.Option("--dropout", help="On the layer's input and branches.")] = None,
+    weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="AdamW's, on matrices.")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", help="Largest norm of the gradient.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", help="Width of the noise on the features; 0: none.")] = None,
+    dropout: Annotated[float | None, typer.Option("--dropout", help="On the layer's branches.")] = None,
     average: Annotated[
         float | None, typer.Option("--average", help="Decay of the running mean of the weights; 0: none.")
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option("--batch-tokens", help="Padded tokens an optimiser step.")] = None,
-    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", help="Steps between evaluations.")] = None,
+    feature_memory: Annotated[
+        float | None, typer.Option("--feature-memory", help="GiB that the target's features may take in memory.")
+    ] = None,
+    cache_features: Annotated[
+        Path | None, typer.Option("--cache-features", help="Keep the target's features in this folder.")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option("--eval-every", help="Optimiser steps between evaluations.")] = None,
+    eval_prompts: Annotated[int | None, typer.Option("--eval-prompts", help="Held-out prompts decoded at each.")] = None,
+    eval_tokens: Annotated[int | None, typer.Option("--eval-tokens", help="New tokens each of them gets at most.")] = None,
+    save_every: Annotated[int | None, typer.Option("--save-every", help="Optimiser steps between saved states.")] = None,
     seed: SeedOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Train a draft head for a target on conversations it wrote."""
-    from eyas.checkpoint import check_writable
-    from eyas.training import TrainOptions
-    from eyas.training import train as train_head
-    from eyas.training.conversations import read_conversations
+    """Train a draft head for a target on conversations it wrote. Ctrl-C saves; the same command then continues."""
+    from eyas import training
 
     given = {
-        "out": out, "minutes": minutes, "epochs": epochs, "steps": unroll,
-        "learning_rate": learning_rate, "weight_decay": weight_decay, "warmup": warmup, "entropy_weight": entropy_weight,
-        "dropout": dropout, "average": average,
-        "batch_tokens": batch_tokens, "evaluate_every": evaluate_every, "seed": seed,
+        "out": out, "resume": resume, "start": start, "from_draft": from_draft, "minutes": minutes, "epochs": epochs,
+        "steps": unroll, "draft_vocab_size": draft_vocab, "max_length": max_length, "batch_tokens": batch_tokens,
+        "accumulate": accumulate, "loss": loss, "entropy_weight": entropy_weight, "learning_rate": learning_rate,
+        "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay, "clip": clip, "noise": noise,
+        "dropout": dropout, "average": average, "feature_memory": feature_memory, "cache_features": cache_features,
+        "evaluate_every": eval_every, "eval_prompts": eval_prompts, "eval_tokens": eval_tokens, "save_every": save_every,
+        "seed": seed,
     }  # fmt: skip
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if draft_vocab is not None:
-        chosen["draft_vocab_size"] = draft_vocab or None
-    options = TrainOptions(**chosen)
-    check_writable(out)
-    found = read_conversations(data)  # a mistake in the data must not wait for the model
-    others = read_conversations(heldout) if heldout else None
-    for skipped in (found.skipped, others.skipped if others else []):
-        if skipped:
-            note(f"left out {len(skipped)} rows that cannot be used, such as {skipped[0]}")
-    with progress(f"loading {target or 'the embedded target'}"):
+    options = training.TrainOptions(**chosen)
+    speaks = training.join_processes(device)  # under accelerate launch one process speaks for all
+    found, others = training.read_inputs(options, data, heldout, strict)  # mistakes in them must not wait for the target
+    for line in training.left_out(found, others) if speaks else []:
+        note(line)
+    with progress(f"loading {target or 'the embedded target'}") if speaks else nullcontext():
         loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    train_head(loaded.model, loaded.tokenizer, found, others, options, name=loaded.name)
-    note(f"the draft is in {out}")
+    if preview or dry_run:
+        for line in training.rehearse(loaded, found, others, options, preview, strict) if speaks else []:
+            print(line)
+        return
+    training.train(loaded, found, others, options, strict=strict)
+    if speaks:
+        note(f"the draft is in {out}")
 
 
 def open_engine(

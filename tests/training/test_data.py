@@ -10,8 +10,7 @@ import torch
 
 from eyas.errors import EyasError
 from eyas.training.conversations import Conversations
-from eyas.training.data import Sample, batches, collate, render, supervised_pairs, to_samples
-from eyas.training.features import FeatureSource, observe
+from eyas.training.data import Sample, collate, groups, render, supervised_pairs, to_samples
 
 
 def conversation(*turns: str, **more: Any) -> dict[str, Any]:
@@ -61,6 +60,31 @@ def test_no_trainable_token_is_refused_with_the_rendered_sample(tokenizer: Any) 
         to_samples(Conversations([conversation("a b")]), tokenizer, {0}, max_length=64)
 
 
+def test_rows_that_cannot_be_used_are_told_or_refused(tokenizer: Any) -> None:
+    """A turn the template refuses, and a conversation without an answer; the others are used."""
+
+    class Picky:
+        encode = staticmethod(tokenizer.encode)
+
+        def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+            if messages[0]["role"] == "system":
+                raise ValueError("System role not supported")
+            return tokenizer.apply_chat_template(messages, **options)
+
+    system = {"messages": [{"role": "system", "content": "a"}, *conversation("a", "b")["messages"]]}
+    rows = Conversations([conversation("a", "b"), system, conversation("a")])
+    samples, skipped = to_samples(rows, Picky(), {0}, max_length=64)
+    assert len(samples) == 1
+    assert skipped == [
+        "conversation 2: System role not supported",
+        "conversation 3: no assistant token to train on within 64 tokens",
+    ]
+    with pytest.raises(EyasError, match="conversation 2: System role not supported"):
+        to_samples(rows, Picky(), {0}, max_length=64, strict=True)
+    with pytest.raises(EyasError, match=r"none can be used \(conversation 1: System role"):
+        to_samples(Conversations([system]), Picky(), {0}, max_length=64)
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
     class Rewriting:
         def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
@@ -74,19 +98,17 @@ def samples_of(*lengths: int) -> list[Sample]:
     return [Sample(torch.full((n,), n), torch.ones(n, dtype=torch.bool)) for n in lengths]
 
 
-def test_batches_hold_every_sample_once_within_the_budget() -> None:
+def test_groups_hold_every_sample_once_within_the_budget() -> None:
     samples = samples_of(*range(3, 40))
     for generator in (None, random.Random(0)):
-        seen = []
-        for batch in batches(samples, 100, generator, pool=16):
-            assert batch.ids.numel() <= 100
-            seen += batch.index
-        assert sorted(seen) == list(range(len(samples)))
+        found = groups(samples, 100, generator, pool=16)
+        assert all(collate(samples, group).ids.numel() <= 100 for group in found)
+        assert sorted(place for group in found for place in group) == list(range(len(samples)))
 
 
 def test_the_order_follows_the_seed() -> None:
     samples = samples_of(*range(3, 40))
-    first, again, other = ([b.index for b in batches(samples, 100, random.Random(seed))] for seed in (1, 1, 2))
+    first, again, other = (groups(samples, 100, random.Random(seed)) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -95,20 +117,3 @@ def test_padding_is_never_trained() -> None:
     assert batch.ids.tolist() == [[4, 4, 4, 4, 0, 0, 0], [7] * 7]
     assert batch.present.sum(1).tolist() == [4, 7]
     assert batch.supervised.sum(1).tolist() == [2, 5]
-
-
-def test_features_are_those_the_head_reads_and_remembered_ones_equal_fresh_ones(target: Any) -> None:
-    samples = [Sample(torch.randint(16, (n,)), torch.ones(n, dtype=torch.bool)) for n in (5, 8)]
-    batch = collate(samples, [0, 1])
-    with torch.no_grad():
-        alone = target(samples[0].ids[None]).logits[0]  # [5, V]
-    knowledge = observe(target, batch, chunk=3)
-    logits = knowledge.features @ target.lm_head.weight.T
-    torch.testing.assert_close(logits[0, :5], alone, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(knowledge.log_mass[0, :5], alone.logsumexp(-1), rtol=1e-4, atol=1e-4)
-    source = FeatureSource(target, samples, remember=True)
-    fresh, kept = source(batch), source(batch)
-    for row, sample in enumerate(samples):
-        n = len(sample.ids)
-        torch.testing.assert_close(fresh.features[row, :n], kept.features[row, :n])
-        torch.testing.assert_close(fresh.log_mass[row, :n], kept.log_mass[row, :n])

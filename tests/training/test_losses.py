@@ -1,13 +1,18 @@
-"""The loss and its hand-made gradient."""
+"""The losses and their hand-made gradient."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.nn import functional as F
 
-from eyas.training.losses import draft_cross_entropy, draft_loss
+from eyas.training.losses import LossWeights, distillation, draft_loss
+from eyas.training.readout import Readout
+
+Setting = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def setting() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def setting() -> Setting:
     torch.manual_seed(0)
     head = torch.randn(20, 6)  # the target's LM head, of which the first 12 tokens may be drafted
     features = torch.randn(7, 6)
@@ -17,33 +22,76 @@ def setting() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def plain(guesses: torch.Tensor, features: torch.Tensor, head: torch.Tensor, size: int) -> torch.Tensor:
     target = (features @ head.T).softmax(-1)[:, :size]
-    return -(target * (guesses @ head[:size].T).log_softmax(-1)).sum(-1).mean(-1)
+    return -(target * (guesses @ head[:size].T).log_softmax(-1)).sum((-1, -2))
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor, guesses: torch.Tensor) -> None:
+    """Values and gradients of three steps, each weighted."""
+    weights = torch.tensor([1.0, 0.5, 0.25])
+    torch.testing.assert_close(found, expected)
+    (slope,) = torch.autograd.grad(expected @ weights, guesses)
+    torch.testing.assert_close(torch.autograd.grad(found @ weights, guesses)[0], slope, rtol=1e-4, atol=1e-5)
 
 
 def test_cross_entropy_and_its_gradient_equal_the_plain_formula() -> None:
     guesses, features, log_mass, head = setting()
-    weights = torch.tensor([1.0, 0.5, 0.25])
-    expected = plain(guesses, features, head, 12)
-    (slope,) = torch.autograd.grad(expected @ weights, guesses)
-    found = draft_cross_entropy(guesses, features, log_mass, head[:12], chunk=3)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found @ weights, guesses)[0], slope)
+    found = distillation(guesses, features, log_mass, Readout(head[:12]), LossWeights(0, 1), chunk=3)
+    assert_same(found, plain(guesses, features, head, 12), guesses)
+
+
+def test_top_k_and_its_gradient_equal_the_plain_formula() -> None:
+    """Both distributions renormalised to the target's best tokens, a position weighted by the vocabulary's share."""
+    guesses, features, log_mass, head = setting()
+    logits = features @ head.T
+    best, places = logits[:, :12].topk(4, dim=-1)
+    covered = logits.softmax(-1)[:, :12].sum(-1)
+    own = (guesses @ head[:12].T).gather(-1, places.expand(3, -1, -1)).log_softmax(-1)
+    top = -(covered * (best.softmax(-1) * own).sum(-1)).sum(-1)
+    found = distillation(guesses, features, log_mass, Readout(head[:12]), LossWeights(0, 0.5, top=2, k=4), chunk=3)
+    assert_same(found, 0.5 * plain(guesses, features, head, 12) + 2 * top, guesses)
+    least = distillation(features.expand(3, -1, -1), features, log_mass, Readout(head), LossWeights(0, 0, top=1, k=4))
+    assert (least < distillation(guesses, features, log_mass, Readout(head), LossWeights(0, 0, top=1, k=4))).all()
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 3.0), (2.0, 5.0)])
+def test_scaled_capped_and_biased_logits(scale: float, cap: float | None) -> None:
+    """As Cohere, Granite and Gemma have them: autograd through the plain formula gives the same gradient."""
+    guesses, features, _, head = setting()
+    bias = torch.randn(20)
+
+    def read(rows: torch.Tensor, size: int) -> torch.Tensor:
+        logits = F.linear(rows, head[:size], bias[:size]) * scale
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    mass = read(features, 20).logsumexp(-1)
+    target = (read(features, 12) - mass[:, None]).exp()
+    own = read(guesses, 12).log_softmax(-1)
+    best, places = read(features, 12).topk(4, dim=-1)
+    some = read(guesses, 12).gather(-1, places.expand(3, -1, -1)).log_softmax(-1)
+    expected = -(target * own).sum((-1, -2)) - (target.sum(-1) * (best.softmax(-1) * some).sum(-1)).sum(-1)
+    readout = Readout(head[:12], bias[:12], scale, cap)
+    assert_same(distillation(guesses, features, mass, readout, LossWeights(0, 1, top=1, k=4), chunk=3), expected, guesses)
 
 
 def test_a_perfect_guess_has_the_least_loss() -> None:
     guesses, features, log_mass, head = setting()
     perfect = features.expand(3, -1, -1).clone().requires_grad_()
-    least = draft_cross_entropy(perfect, features, log_mass, head)
-    assert (least < draft_cross_entropy(guesses, features, log_mass, head)).all()
+    weights = LossWeights(0, 1, top=1, k=4)
+    least = distillation(perfect, features, log_mass, Readout(head), weights)
+    assert (least < distillation(guesses, features, log_mass, Readout(head), weights)).all()
     (slope,) = torch.autograd.grad(least.sum(), perfect)
     torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-5, rtol=0)
 
 
-def test_steps_and_terms_are_weighted() -> None:
+def test_steps_and_terms_are_weighted_and_positions_summed() -> None:
     guesses, features, log_mass, head = setting()
-    step_weights = torch.tensor([1.0, 0.0, 0.0])
-    only_first = draft_loss(guesses, features, log_mass, head, 0.1, step_weights)
-    alone = draft_loss(guesses[:1], features, log_mass, head, 0.1, torch.ones(1))
+    readout, weights = Readout(head), LossWeights(1, 0.1)
+    only_first = draft_loss(guesses, features, log_mass, readout, weights, torch.tensor([1.0, 0.0, 0.0]))
+    alone = draft_loss(guesses[:1], features, log_mass, readout, weights, torch.ones(1))
     torch.testing.assert_close(only_first, alone)
-    regression = draft_loss(features[None], features, log_mass, head, 0.0, torch.ones(1))
+    parts = [
+        draft_loss(guesses[:, n], features[n], log_mass[n], readout, weights, torch.ones(3)) for n in (slice(2), slice(2, 7))
+    ]
+    torch.testing.assert_close(sum(parts), draft_loss(guesses, features, log_mass, readout, weights, torch.ones(3)))
+    regression = draft_loss(features[None], features, log_mass, readout, LossWeights(1, 0), torch.ones(1))
     assert float(regression) == 0

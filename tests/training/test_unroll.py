@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.target import Target
+from eyas.training.data import Sample, collate
+from eyas.training.features import observe
+from eyas.training.start import head_like
 from eyas.training.unroll import shift, unroll
+from eyas.tree import Candidates, chain
 
 
 @pytest.fixture
@@ -59,3 +65,37 @@ def test_shift() -> None:
     assert shift(rows, 0, 1).tolist() == [[1, 2, 3, 4]]
     assert shift(rows, 1, 1).tolist() == [[0, 1, 2, 3]]
     assert shift(rows, 6, 1).tolist() == [[0, 0, 0, 0]]
+
+
+class Forced(EagleDraft):
+    """Drafts given tokens, whatever the head thinks, and remembers the guesses they were asked for."""
+
+    tokens: list[int]
+    guesses: list[torch.Tensor]
+
+    def candidates(self, features: torch.Tensor, width: int) -> Candidates:
+        self.guesses.append(features)
+        token = self.tokens[len(self.guesses) - 1]
+        return torch.full((1, features.shape[1], width), token), torch.zeros(1, features.shape[1], width)
+
+
+def test_each_step_equals_the_real_drafter_with_its_cache(target: Target) -> None:
+    """Float32, the target's own features; tokens committed in several bites, then a chain drafted from every root."""
+    torch.manual_seed(1)
+    steps, head = 4, EagleHead(head_like(target.config, None))
+    ids = torch.randint(16, (1, 14))
+    knowledge = observe(target, collate([Sample(ids[0], torch.ones(14, dtype=torch.bool))], [0]))
+    with torch.no_grad():
+        trained = unroll(head, target.embed(ids[:, 1:]), knowledge.features[:, :-1], steps)  # each [1, 13, H]
+    draft = Forced(target, head.requires_grad_(False))
+    for root in range(1, 13 - steps):
+        drafter, bite = EagleDrafter(draft, 1), root // 2 + 1
+        for start in range(0, root + 1, bite):
+            pairs = slice(start, min(start + bite, root + 1))  # pair i = (feature i, token i + 1)
+            tokens = ids[:, pairs.start + 1 : pairs.stop + 1]
+            drafter.commit(tokens, knowledge.features[:, pairs], [tokens.shape[1]])
+        draft.tokens, draft.guesses = ids[0, root + 2 :].tolist(), []
+        drafter.propose(ids[:, root + 1], chain(steps))
+        assert len(draft.guesses) == steps
+        for step, guess in enumerate(draft.guesses):
+            torch.testing.assert_close(trained[step][:, root + step], guess[:, 0], rtol=1e-4, atol=1e-5)

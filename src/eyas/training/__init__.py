@@ -2,5 +2,7 @@
 
 from eyas.training.loop import train
 from eyas.training.options import TrainOptions
+from eyas.training.processes import join_processes
+from eyas.training.rehearsal import left_out, read_inputs, rehearse
 
-__all__ = ["TrainOptions", "train"]
+__all__ = ["TrainOptions", "join_processes", "left_out", "read_inputs", "rehearse", "train"]

@@ -11,13 +11,14 @@ which everything up to the first end token is the assistant's own (templates put
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eyas.errors import first_line
 from eyas.training.conversations import Conversations, TrainingDataError
 
 
@@ -69,23 +70,41 @@ def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> 
 
 
 def to_samples(
-    conversations: Conversations, tokenizer: Any, end_ids: Collection[int], max_length: int, name: str = "the data"
-) -> list[Sample]:
-    """All conversations cut to ``max_length`` tokens; those without a token to train on are left out.
+    conversations: Conversations,
+    tokenizer: Any,
+    end_ids: Collection[int],
+    max_length: int,
+    name: str = "the data",
+    strict: bool = False,
+) -> tuple[list[Sample], list[str]]:
+    """All conversations cut to ``max_length`` tokens, and one line for each one left out: where it is, and why.
 
     Raises:
-        TrainingDataError: none has any; the message shows the first one as rendered.
+        TrainingDataError: none has a token to train on (the message shows the first one as rendered), or (strict) one has not.
     """
-    samples = []
-    for row in conversations.rows:
-        sample = render(row, tokenizer, end_ids)
-        sample = Sample(sample.ids[:max_length], sample.written[:max_length])
-        if supervised_pairs(sample).any():
-            samples.append(sample)
-    if not samples:
-        text = tokenizer.apply_chat_template(conversations.rows[0]["messages"], tokenize=False)
-        raise TrainingDataError(f"{name}: no assistant token to train on. The first conversation reads:\n{text}")
-    return samples
+    samples: list[Sample] = []
+    skipped: list[str] = []
+    for number, row in enumerate(conversations.rows, start=1):
+        try:
+            sample = render(row, tokenizer, end_ids)
+        except Exception as error:  # templates are programs of the model's authors and raise what they like
+            skipped.append(f"conversation {number}: {first_line(error)}")
+        else:
+            sample = Sample(sample.ids[:max_length], sample.written[:max_length])
+            if bool(supervised_pairs(sample).any()):
+                samples.append(sample)
+                continue
+            skipped.append(f"conversation {number}: no assistant token to train on within {max_length} tokens")
+        if strict:
+            raise TrainingDataError(f"{name}, {skipped[-1]}; mend it, or leave out --strict to skip such rows")
+    if samples:
+        return samples, skipped
+    if not conversations.rows:
+        raise TrainingDataError(f"{name}: no conversations in it; pass some that the assistant answers")
+    if "no assistant token" not in skipped[0]:
+        raise TrainingDataError(f"{name}: none can be used ({skipped[0]}); check the data against the chat template")
+    text = tokenizer.apply_chat_template(conversations.rows[0]["messages"], tokenize=False)
+    raise TrainingDataError(f"{name}: no assistant token to train on. The first conversation reads:\n{text}")
 
 
 def supervised_pairs(sample: Sample) -> Tensor:
@@ -135,27 +154,26 @@ def collate(samples: Sequence[Sample], index: list[int]) -> Batch:
     return Batch(index, ids, present, supervised)
 
 
-def batches(samples: Sequence[Sample], tokens: int, generator: random.Random | None = None, pool: int = 256) -> Iterator[Batch]:
-    """One epoch: batches of at most ``tokens`` padded tokens (or one longer sample), of samples alike in length.
+def groups(samples: Sequence[Sample], tokens: int, generator: random.Random | None = None, pool: int = 256) -> list[list[int]]:
+    """One epoch: the samples of each micro-batch, alike in length, at most ``tokens`` padded tokens (or one longer sample).
 
     Args:
-        generator: shuffles the samples, sorts each ``pool`` of them by length, shuffles the batches. None: all sorted.
+        generator: shuffles the samples, sorts each ``pool`` of them by length, shuffles the groups. None: all sorted.
     """
     order = list(range(len(samples)))
     if generator is not None:
         generator.shuffle(order)
     else:
-        pool = len(order)
-    groups: list[list[int]] = []
+        pool = max(len(order), 1)
+    found: list[list[int]] = []
     for start in range(0, len(order), pool):
         group: list[int] = []
         for place in sorted(order[start : start + pool], key=lambda item: -len(samples[item].ids)):
             if group and len(samples[group[0]].ids) * (len(group) + 1) > tokens:  # the first is the longest
-                groups.append(group)
+                found.append(group)
                 group = []
             group.append(place)
-        groups.append(group)
+        found.append(group)
     if generator is not None:
-        generator.shuffle(groups)
-    for group in groups:
-        yield collate(samples, group)
+        generator.shuffle(found)
+    return found

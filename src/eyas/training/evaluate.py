@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from eyas.heads.eagle import EagleHead
+from eyas.target import Target
 from eyas.training.data import Batch
 from eyas.training.features import Knowledge
+from eyas.training.readout import Readout, draft_ids
 from eyas.training.unroll import unroll
 
 RANKS = (1, 3, 10)
@@ -46,22 +48,20 @@ class Report:
 def evaluate(
     head: EagleHead,
     observed: Iterable[tuple[Batch, Knowledge]],
-    embedding: Tensor,
-    rows: Tensor,
-    token_map: Tensor,
+    target: Target,
+    readout: Readout,
+    token_map: Tensor | None,
     steps: int = 6,
 ) -> Report:
     """Measure a head.
 
     Args:
         observed: batches with what the target knows of them.
-        embedding: the target's, [V, H].
-        rows: its LM head for the draft vocabulary, [D, H].
-        token_map: target ids of the draft vocabulary, [D].
+        target: whose embedding the head reads.
+        readout: its LM head for the draft vocabulary D.
+        token_map: target ids of the draft vocabulary, [D]; None: the whole vocabulary.
         steps: draft steps, the depth of the tree.
     """
-    draft_ids = torch.full((len(embedding),), -1, device=embedding.device)  # [V], -1: not in the draft vocabulary
-    draft_ids[token_map] = torch.arange(len(token_map), device=embedding.device)
     hits = torch.zeros(len(RANKS), steps)
     positions = 0
     walked = torch.zeros(2, 2)  # chain and tree: tokens, steps
@@ -69,12 +69,12 @@ def evaluate(
         supervised, n = batch.supervised.cpu(), batch.supervised.shape[1]
         features = knowledge.features[:, :n]
         with torch.autocast(features.device.type, torch.bfloat16, enabled=features.dtype != torch.float32):
-            guesses = unroll(head, embedding[batch.ids[:, 1 : n + 1]], features, steps)
-        emitted = draft_ids[batch.ids[:, 2:][batch.supervised]]  # [N]
-        ranks = torch.full((steps, *supervised.shape), len(token_map))  # [K, B, n]; unsupervised: never found
+            guesses = unroll(head, target.embed(batch.ids[:, 1 : n + 1]), features, steps)
+        emitted = draft_ids(token_map, batch.ids[:, 2:][batch.supervised], target.vocab_size)  # [N]
+        ranks = torch.full((steps, *supervised.shape), len(readout.rows))  # [K, B, n]; unsupervised: never found
         values = torch.zeros(ranks.shape)  # log probability of the emitted token
         for step, guess in enumerate(guesses):
-            rank, value = _score(guess[batch.supervised], emitted, rows)
+            rank, value = _score(guess[batch.supervised], emitted, readout)
             ranks[step][supervised], values[step][supervised] = rank.cpu(), value.cpu()
         for which, best in enumerate(RANKS):
             hits[which] += (ranks < best).sum((1, 2))
@@ -116,12 +116,12 @@ def _walk(accepted: Tensor, inside: Tensor) -> tuple[int, int]:
     return tokens, steps
 
 
-def _score(guesses: Tensor, tokens: Tensor, rows: Tensor, chunk: int = 128) -> tuple[Tensor, Tensor]:
+def _score(guesses: Tensor, tokens: Tensor, readout: Readout, chunk: int = 128) -> tuple[Tensor, Tensor]:
     """Rank (0: best) and log probability of draft tokens [N] under guesses [N, H]; token -1 is out of reach."""
     ranks, values = [], []
     for guess, token in zip(guesses.split(chunk), tokens.split(chunk), strict=True):
-        logits = (guess.to(rows.dtype) @ rows.T).float()  # [c, D]
+        logits = readout.logits(guess)  # [c, D]
         own = logits.gather(1, token.clamp_min(0)[:, None])  # [c, 1]
-        ranks.append((logits > own).sum(-1).masked_fill(token < 0, len(rows)))
+        ranks.append((logits > own).sum(-1).masked_fill(token < 0, len(readout.rows)))
         values.append(own[:, 0] - logits.logsumexp(-1))
     return torch.cat(ranks), torch.cat(values)

@@ -1,79 +1,118 @@
-"""The published loss: regression of the feature plus cross-entropy of the distributions read from it.
+"""The losses: regression of the feature, and cross-entropies of the distributions read from it.
 
 The cross-entropy runs over the draft vocabulary D. With p the target's distribution over its whole vocabulary and q the
 head's over D, it is  -Σ_{v in D} p(v) log q(v):  a position counts as much as the draft vocabulary covers it, so where
 the target wants a token the head cannot propose nothing is learnt.
+
+The top-k loss (HASS, arXiv 2408.15766 §3.1) is the same among the k tokens of D that the target likes best, both
+distributions renormalised to them: drafting ranks the best tokens and never asks for the rest.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.training.options import TrainOptions
+from eyas.training.readout import Readout
 
-class DraftCrossEntropy(torch.autograd.Function):
-    """The mean cross-entropy of each step, with its gradient found on the way.
+CHUNK = 128  # rows whose logits over the draft vocabulary live at a time
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """What each term counts.
+
+    Attributes:
+        feature: SmoothL1 on features.
+        entropy: cross-entropy over the draft vocabulary.
+        top: cross-entropy among the target's ``k`` best.
+        k: see ``top``.
+    """
+
+    feature: float
+    entropy: float
+    top: float = 0.0
+    k: int = 10
+
+
+def loss_weights(options: TrainOptions) -> LossWeights:
+    """The terms of ``options.loss``."""
+    if options.loss == "distribution":
+        return LossWeights(0.0, 1.0)
+    top = options.top_k_weight if options.loss == "top-k" else 0.0
+    return LossWeights(options.feature_weight, options.entropy_weight, top, options.top_k)
+
+
+class Distillation(torch.autograd.Function):
+    """The summed cross-entropies of each step, with their gradient found on the way.
 
     Logits over the vocabulary are the largest tensors of training by far; here they live for one chunk of rows only.
     """
 
     @staticmethod
-    def forward(ctx: Any, guesses: Tensor, features: Tensor, log_mass: Tensor, rows: Tensor, chunk: int) -> Tensor:
-        count = guesses.shape[1]
+    def forward(
+        ctx: Any, guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, chunk: int
+    ) -> Tensor:
         losses = guesses.new_zeros(guesses.shape[0], dtype=torch.float32)  # [K]
         gradient = torch.empty_like(guesses)  # [K, N, H]
-        for start in range(0, count, chunk):
+        for start in range(0, guesses.shape[1], chunk):
             part = slice(start, start + chunk)
-            target = (features[part].to(rows.dtype) @ rows.T).float()  # [c, D]
-            target = target.sub_(log_mass[part, None]).exp_()
+            logits = readout.logits(features[part])  # [c, D]
+            best, places = logits.topk(min(weights.k, logits.shape[-1]), dim=-1)  # [c, k]
+            best = best.softmax(-1)
+            target = logits.sub_(log_mass[part, None]).exp_()  # [c, D]
             covered = target.sum(-1, keepdim=True)  # [c, 1]
-            for step, guess in enumerate(guesses[:, part].to(rows.dtype)):
-                logits = (guess @ rows.T).float()  # [c, D]
+            for step, guess in enumerate(guesses[:, part]):
+                logits = readout.logits(guess)  # [c, D]
+                flatness = readout.capping(logits)
+                own = logits.gather(-1, places)  # [c, k]
                 dot = torch.linalg.vecdot(target, logits)  # [c]
-                top = logits.amax(-1, keepdim=True)
-                logits = logits.sub_(top).exp_()
+                highest = logits.amax(-1, keepdim=True)
+                logits = logits.sub_(highest).exp_()
                 total = logits.sum(-1, keepdim=True)
-                log_total = total.log().add_(top)  # [c, 1]
-                losses[step] += (covered * log_total).sum() - dot.sum()
-                slope = logits.mul_(covered / total).sub_(target)  # [c, D]
-                gradient[step, part] = (slope.to(rows.dtype) @ rows).to(gradient.dtype)
+                log_total = total.log().add_(highest)  # [c, 1]
+                losses[step] += weights.entropy * ((covered * log_total).sum() - dot.sum())
+                slope = logits.mul_(covered / total).sub_(target).mul_(weights.entropy)  # [c, D]
+                if weights.top:
+                    log_own = own.log_softmax(-1)
+                    losses[step] -= weights.top * (covered * best * log_own).sum()
+                    slope.scatter_add_(-1, places, weights.top * covered * (log_own.exp() - best))
+                gradient[step, part] = readout.pull(slope, flatness).to(gradient.dtype)
         ctx.save_for_backward(gradient)
-        ctx.count = count
-        return losses / count
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * (slopes[0] / ctx.count)[:, None, None], None, None, None, None
+        return gradient * slopes[0][:, None, None], None, None, None, None, None
 
 
-def draft_cross_entropy(guesses: Tensor, features: Tensor, log_mass: Tensor, rows: Tensor, chunk: int = 128) -> Tensor:
-    """Mean cross-entropy over the draft vocabulary, a value for each step, [K].
+def distillation(
+    guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, chunk: int = CHUNK
+) -> Tensor:
+    """Weighted cross-entropies summed over the positions, a value for each step, [K].
 
     Args:
         guesses: the head's features at the supervised positions, [K, N, H].
         features: the target's, [N, H].
         log_mass: log Σ exp of the target's logits over its whole vocabulary, [N].
-        rows: the target's LM head for the draft vocabulary, [D, H]; its dtype is the one to multiply in.
+        readout: reads logits over the draft vocabulary off both.
     """
-    losses: Tensor = DraftCrossEntropy.apply(guesses, features, log_mass, rows, chunk)
+    losses: Tensor = Distillation.apply(guesses, features, log_mass, readout, weights, chunk)
     return losses
 
 
 def draft_loss(
-    guesses: Tensor,
-    features: Tensor,
-    log_mass: Tensor,
-    rows: Tensor,
-    weight: float,
-    step_weights: Tensor,
-    feature_weight: float = 1.0,
+    guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, step_weights: Tensor
 ) -> Tensor:
-    """``feature_weight`` · SmoothL1 + ``weight`` · cross-entropy, averaged over positions and weighted over steps."""
-    regression = F.smooth_l1_loss(guesses, features.expand_as(guesses), reduction="none").mean((1, 2))  # [K]
-    entropy = draft_cross_entropy(guesses, features, log_mass, rows)  # [K]
-    combined = feature_weight * regression + weight * entropy
-    return (combined * step_weights).sum() / step_weights.sum()
+    """All terms, averaged over steps by ``step_weights`` [K] and *summed* over positions; arguments as `distillation`."""
+    loss = distillation(guesses, features, log_mass, readout, weights)  # [K]
+    if weights.feature:
+        regression = F.smooth_l1_loss(guesses, features.expand_as(guesses), reduction="none").mean(2).sum(1)  # [K]
+        loss = loss + weights.feature * regression
+    return (loss * step_weights).sum() / step_weights.sum()

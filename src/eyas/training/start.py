@@ -1,4 +1,4 @@
-"""Where training starts from: the best linear guess of the next feature.
+"""Where training starts from: the best linear guess of the next feature, a layer of the target, chance, or another draft.
 
 From random weights most of a short run goes into finding the scale of ``fc``: embeddings are ten times smaller than
 features, so their half must outgrow its usual initial size by far. The least-squares solution is closed form:
@@ -8,37 +8,109 @@ features, so their half must outgrow its usual initial size by far. The least-sq
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from eyas.heads.eagle import EagleHead
+from eyas.checkpoint import DraftCheckpoint, build_head, check_fit
+from eyas.errors import EyasError
+from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.target import Target
 from eyas.training.data import Batch
 from eyas.training.features import Knowledge
 
 RIDGE = 0.01  # of the mean square of each input half
 QUIET = 0.1  # scale of the branches' output projections
+Observed = Iterable[tuple[Batch, Knowledge]]
+
+
+def starting_head(target: Target, start: str, draft_vocab_size: int | None, observed: Observed) -> EagleHead:
+    """A new head for a target, float32 on its device.
+
+    Args:
+        start: ``"regression"``, ``"last-layer"`` or ``"random"``.
+        draft_vocab_size: tokens it can propose; None: all.
+        observed: batches with what the target knows of them, for the regression; read only as far as needed.
+
+    Raises:
+        EyasError: ``"last-layer"`` where the target's layers are not made like the head's.
+    """
+    config, layer = head_like(target.config, draft_vocab_size), last_layer(target)
+    if start == "last-layer":
+        config = replace(config, qkv_bias="self_attn.q_proj.bias" in layer)
+    head = EagleHead(config).to(target.device)
+    if start != "random":
+        fc_from_regression(head, observed, target.embed)
+    if start == "regression":
+        quieten(head)
+    if start == "last-layer":
+        copy_last_layer(head, target)
+    return head
+
+
+def head_from(checkpoint: DraftCheckpoint, target: Target) -> EagleHead:
+    """A draft that was read, to be trained further: float32, on the target's device.
+
+    Raises:
+        EyasError: it is no EAGLE-1/2 draft, made for another target, or has an embedding that is not the target's.
+    """
+    check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
+    head = build_head(checkpoint).to(target.device, torch.float32).requires_grad_(True)
+    if checkpoint.embedding is not None:
+        ids = torch.arange(target.vocab_size, device=target.device)
+        own = checkpoint.embedding.to(target.device, target.dtype)
+        if not torch.equal(own, target.embed(ids)):
+            raise EyasError(
+                f"draft {checkpoint.name} has an embedding that is not {target.name}'s, which training does not keep; "
+                "start without --from"
+            )
+    return head
+
+
+def head_like(config: Any, draft_vocab_size: int | None) -> HeadConfig:
+    """A head of the target's own shape, from its transformers configuration."""
+    return HeadConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        hidden_act=getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None) or "silu",
+        rope=plain_rope(config),
+        max_position_embeddings=config.max_position_embeddings,
+        draft_vocab_size=draft_vocab_size,
+    )
+
+
+def plain_rope(config: Any) -> dict[str, Any]:
+    """The configuration's rotary parameters; of several layer types' the full attention's."""
+    found = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
+    return dict(found.get("full_attention", found))
 
 
 @torch.no_grad()
-def start_from_regression(
-    head: EagleHead, observed: Iterable[tuple[Batch, Knowledge]], embedding: Tensor, pairs: int = 60_000
-) -> None:
-    """Set ``fc`` to the ridge regression over the first ``pairs`` trained pairs and quieten the layer's branches.
+def fc_from_regression(head: EagleHead, observed: Observed, embed: Callable[[Tensor], Tensor], pairs: int = 60_000) -> None:
+    """Set ``fc`` to the ridge regression over the first ``pairs`` trained pairs.
 
     Args:
         observed: batches with what the target knows of them; read only as far as needed.
-        embedding: the target's, [V, H].
+        embed: the target's embedding of token ids.
     """
-    size = embedding.shape[1]
-    square = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=embedding.device)
-    cross = torch.zeros(2 * size, size, dtype=torch.float64, device=embedding.device)
+    weight = head.fc.weight
+    size = weight.shape[0]
+    square = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=weight.device)
+    cross = torch.zeros(2 * size, size, dtype=torch.float64, device=weight.device)
     seen = 0
     for batch, knowledge in observed:
         n, trained = batch.supervised.shape[1], batch.supervised
         tokens, features = batch.ids[:, 1 : n + 1][trained], knowledge.features[:, :n][trained]
-        given = torch.cat([embedding[tokens], features], dim=-1).float()  # [N, 2H]
+        given = torch.cat([embed(tokens), features], dim=-1).float()  # [N, 2H]
         wanted = knowledge.features[:, 1 : n + 1][trained].float()  # [N, H]
         square += (given.T @ given).double()
         cross += (given.T @ wanted).double()
@@ -47,7 +119,43 @@ def start_from_regression(
             break
     power = square.diagonal().view(2, size).mean(1).repeat_interleave(size)  # [2H]
     solution = torch.linalg.solve(square + torch.diag(RIDGE * power), cross)  # [2H, H]
-    head.fc.weight.copy_(solution.T)
-    layer = head.layer
-    layer.self_attn.o_proj.weight.mul_(QUIET)
-    layer.mlp.down_proj.weight.mul_(QUIET)
+    weight.copy_(solution.T)
+
+
+@torch.no_grad()
+def quieten(head: EagleHead) -> None:
+    """Make the layer's branches nearly silent, so that ``fc`` alone speaks at first."""
+    head.layer.self_attn.o_proj.weight.mul_(QUIET)
+    head.layer.mlp.down_proj.weight.mul_(QUIET)
+
+
+def last_layer(target: Target) -> dict[str, Tensor]:
+    """Weights of the target's last decoder layer by their names in it; empty if it keeps no list of layers."""
+    layers = getattr(target.model.get_decoder(), "layers", None)
+    return {} if not layers else dict(layers[-1].state_dict())
+
+
+@torch.no_grad()
+def copy_last_layer(head: EagleHead, target: Target) -> None:
+    """Copy the target's last decoder layer into the head; its input norm, which the head has not, stays behind.
+
+    Raises:
+        EyasError: names, shapes or norms differ.
+    """
+    found, wanted = last_layer(target), head.layer.state_dict()
+    found.pop("input_layernorm.weight", None)
+    remedy = "start from the regression instead"
+    if found.keys() != wanted.keys():
+        odd = ", ".join(sorted(found.keys() ^ wanted.keys())[:3]) or "no layers"
+        raise EyasError(f"start is last-layer, but the last layer of {target.name} is not the head's kind ({odd}); {remedy}")
+    for name, weight in wanted.items():
+        if found[name].shape != weight.shape:
+            raise EyasError(
+                f"start is last-layer, but {name} of {target.name} is {list(found[name].shape)} where the head has "
+                f"{list(weight.shape)}; {remedy}"
+            )
+    head.layer.load_state_dict({name: weight.float() for name, weight in found.items()})
+    norm, test = head.layer.post_attention_layernorm, torch.linspace(-1, 1, target.hidden_size, device=target.device)
+    theirs = target.model.get_decoder().layers[-1].post_attention_layernorm(test.to(target.dtype)).float()
+    if not torch.allclose(theirs, F.rms_norm(test, norm.normalized_shape, norm.weight, norm.eps), rtol=0.05, atol=0.05):
+        raise EyasError(f"start is last-layer, but {target.name} norms otherwise than the head; {remedy}")

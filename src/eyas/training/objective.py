@@ -1,0 +1,56 @@
+"""The head and its loss as one module, so that whatever distributes modules can distribute training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from eyas.heads.eagle import EagleHead
+from eyas.training.data import Batch
+from eyas.training.features import Knowledge
+from eyas.training.losses import draft_loss, loss_weights
+from eyas.training.options import TrainOptions
+from eyas.training.readout import Readout
+from eyas.training.unroll import unroll
+
+
+class Objective(nn.Module):
+    """A batch and what the target knows of it in, the loss out.
+
+    Args:
+        head: what is trained; the only submodule.
+        embed: the target's embedding of token ids; a plain callable, so that its weights are no part of this module.
+        readout: the target's LM head over the draft vocabulary.
+        options: loss, unrolled steps, noise and dropout.
+    """
+
+    def __init__(self, head: EagleHead, embed: Callable[[Tensor], Tensor], readout: Readout, options: TrainOptions) -> None:
+        super().__init__()
+        self.head = head
+        self.borrowed = (embed, readout)  # a tuple: an attribute of its own would register the embedding
+        self.options = options
+        self.weights = loss_weights(options)
+
+    def forward(self, batch: Batch, knowledge: Knowledge, number: int) -> Tensor:
+        """The loss of a micro-batch, *summed* over its supervised positions.
+
+        Args:
+            number: of the micro-batch in the whole run. With the seed it fixes noise and dropout, which therefore do not
+                depend on which process computes it, nor on what was computed before.
+        """
+        embed, readout = self.borrowed
+        options, n = self.options, batch.supervised.shape[1]
+        torch.manual_seed(random.Random(f"{options.seed} micro-batch {number}").getrandbits(63))
+        inputs = knowledge.features[:, :n]  # [B, n, H]; pair i reads f[i]
+        if options.noise:
+            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (options.noise * 512 / batch.ids.shape[1])
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.dtype != torch.float32):
+            guesses = unroll(self.head, embed(batch.ids[:, 1 : n + 1]), inputs, options.steps, options.dropout)
+        chosen = torch.stack([guess[batch.supervised] for guess in guesses]).float()  # [K, N, H]
+        features = knowledge.features[:, 1 : n + 1][batch.supervised].float()  # [N, H]; pair i imitates f[i + 1]
+        log_mass = knowledge.log_mass[:, 1 : n + 1][batch.supervised]  # [N]
+        decay = [options.step_decay**step for step in range(options.steps)]
+        return draft_loss(chosen, features, log_mass, readout, self.weights, torch.tensor(decay, device=chosen.device))

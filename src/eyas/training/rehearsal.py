@@ -1,0 +1,56 @@
+"""Before a run: its inputs read and checked, one conversation shown, its cost told. Nothing is trained or written."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from eyas.checkpoint import check_fit, check_writable, head_config, read_checkpoint
+from eyas.target import Target
+from eyas.training.conversations import Conversations, read_conversations
+from eyas.training.corpus import make_corpus
+from eyas.training.options import TrainOptions
+from eyas.training.plan import make_plan
+from eyas.training.preview import show_sample
+from eyas.training.start import head_like
+from eyas.training.trainer import draft_vocabulary_size
+
+
+def read_inputs(
+    options: TrainOptions, data: str, heldout: str | None, strict: bool
+) -> tuple[Conversations, Conversations | None]:
+    """Check what needs no target, and read the conversations.
+
+    Raises:
+        EyasError: an output folder, a draft to start from, or data that cannot be used.
+    """
+    check_writable(options.out)
+    if options.from_draft is not None:
+        read_checkpoint(options.from_draft)
+    return read_conversations(data, strict=strict), read_conversations(heldout, strict=strict) if heldout else None
+
+
+def left_out(*read: Conversations | None) -> list[str]:
+    """A line for each source with rows that could not be read."""
+    skipped = [found.skipped for found in read if found is not None and found.skipped]
+    return [f"left out {len(lines)} rows that cannot be used, such as {lines[0]}" for lines in skipped]
+
+
+def rehearse(
+    target: Target, data: Conversations, heldout: Conversations | None, options: TrainOptions, preview: bool, strict: bool
+) -> list[str]:
+    """Show the first conversation with its mask (``preview``, on standard output), or give the lines of a plan.
+
+    Raises:
+        EyasError: as `eyas.training.train` would.
+    """
+    corpus = make_corpus(target, data, heldout, options, strict)
+    if preview:
+        show_sample(corpus.samples[0], target.tokenizer, Console())
+        return corpus.notes
+    if options.from_draft is None:
+        config = head_like(target.config, draft_vocabulary_size(target, options))
+    else:
+        checkpoint = read_checkpoint(options.from_draft)
+        check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
+        config = head_config(checkpoint)
+    return [*corpus.notes, *(f"{name:<18} {value}" for name, value in make_plan(target, corpus, config, options))]
