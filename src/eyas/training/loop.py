@@ -65,7 +65,7 @@ def train(
                     break
                 if stop:
                     trainer.save()
-                    console.print(f"stopped after step {trainer.steps_done}; the same command continues from there")
+                    trainer.say(f"stopped after step {trainer.steps_done}; the same command continues from there")
                     raise KeyboardInterrupt
                 loss = trainer.step(step, learning_rate(done, options))
                 bar.update(task, completed=done, description=f"step {trainer.steps_done} loss {loss:.3f}")

@@ -24,7 +24,9 @@ def show_sample(sample: Sample, tokenizer: Any, console: Console) -> None:
         else:
             text.append(piece, style="dim")
     console.print(text, soft_wrap=True)
-    console.print(f"{len(trained)} tokens, {sum(trained)} of them trained ({'between ⟦ ⟧' if marked else 'green'})")
+    console.print(
+        f"{len(trained)} tokens, {sum(trained)} of them trained ({'between ⟦ ⟧' if marked else 'green'})", highlight=False
+    )
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:

@@ -72,9 +72,9 @@ class Trainer:
         self.accelerator, self.target, self.corpus = accelerator, target, corpus
         self.options, self.console = options, console
         for note in corpus.notes:
-            console.print(note)
+            self.say(note)
         store, choice = open_store(target, corpus.samples, options)
-        console.print(choice)
+        self.say(choice)
         self.source = FeatureSource(target, corpus.samples, options.batch_tokens, store)
         self.heldout_source = FeatureSource(target, corpus.heldout, options.batch_tokens, None if store is None else {})
         self.trained = [int(supervised_pairs(sample).sum()) for sample in corpus.samples]
@@ -100,7 +100,7 @@ class Trainer:
             self.optimiser.load_state_dict(state["optimiser"])
         self.began = time.monotonic() - 60 * (state["minutes"] if state else 0.0)
         self.curves = Curves(accelerator, options.out, self.steps_done)
-        console.print(
+        self.say(
             f"{len(corpus.samples)} conversations, {sum(self.trained)} trained tokens, "
             f"draft vocabulary {len(self.readout.rows)}"
             + (f"; continuing after step {self.steps_done} (--no-resume starts anew)" if state else "")
@@ -110,6 +110,10 @@ class Trainer:
     def minutes(self) -> float:
         """How long the run has taken, earlier parts of it included."""
         return (time.monotonic() - self.began) / 60
+
+    def say(self, text: str) -> None:
+        """One line for the user, as it is; nothing where this is not the main process."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: Step, rate: float) -> float:
         """One optimiser step; returns its loss, averaged over the trained positions of all its micro-batches."""
@@ -135,7 +139,7 @@ class Trainer:
         with torch.no_grad():
             for mean, current in zip(self.average.parameters(), self.head.parameters(), strict=True):
                 mean.lerp_(current, 1 - decay)
-        value = float(reduce(loss) if count > 1 else loss)
+        value = float(reduce(loss, "sum") if count > 1 else loss)
         self.curves.add(self.steps_done, {"loss": value})
         return value
 
@@ -160,7 +164,7 @@ class Trainer:
             return
         found = self.evaluate() if self.corpus.heldout else None
         if found is not None:
-            self.console.print(str(found))
+            self.say(str(found))
             tau, acceptance = (found.decoded.tau, found.decoded.acceptance) if found.decoded else (None, None)
             values = {"tau": tau, "acceptance": acceptance, "tree": found.report.tree, "chain": found.report.chain}
             self.curves.add(self.steps_done, values)
@@ -188,7 +192,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             remove_state(self.options.out)
             if not can_draw():
-                self.console.print("matplotlib is not installed: the curves are in curves.jsonl alone")
+                self.say("matplotlib is not installed: the curves are in curves.jsonl alone")
+        self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         return self.best
 
