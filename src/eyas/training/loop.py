@@ -14,6 +14,7 @@ from eyas.training.corpus import make_corpus
 from eyas.training.options import TrainOptions
 from eyas.training.order import learning_rate, steps
 from eyas.training.processes import agree, interruptible, open_accelerator
+from eyas.training.start import planned_head
 from eyas.training.trainer import Evaluation, Trainer
 
 
@@ -50,6 +51,7 @@ def train(
             f"accumulate is {options.accumulate}, so {accelerator.num_processes} processes would share one micro-batch a step; "
             f"pass --accumulate {accelerator.num_processes} or a multiple"
         )
+    planned_head(target, options)  # what does not fit is told now
     target.model.eval().requires_grad_(False)
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices), interruptible() as interrupted:

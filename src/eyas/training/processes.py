@@ -51,26 +51,23 @@ def agree(accelerator: Accelerator, minutes: float, stop: bool) -> tuple[float, 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C (or SIGTERM) into an answer "yes" of the yielded function; the second works as ever.
+    """Turn the first Ctrl-C, and the first SIGTERM, into an answer "yes" of the yielded function; the second works as ever.
 
-    Outside the main thread signals cannot be caught, and the answer is always "no".
+    (Launchers send SIGTERM after the user's Ctrl-C, which must not cut the saving short.) Outside the main thread signals cannot be caught, and the answer is always "no".
     """
     asked = False
     caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in caught}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(*_: Any) -> None:
+    def ask(number: int, _: Any) -> None:
         nonlocal asked
         asked = True
-        restore()
+        signal.signal(number, before[number])
 
     for number in caught:
         signal.signal(number, ask)
     try:
         yield lambda: asked
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from eyas.checkpoint import check_fit, check_writable, head_config, read_checkpoint
+from eyas.checkpoint import check_writable, read_checkpoint
 from eyas.target import Target
 from eyas.training.conversations import Conversations, read_conversations
 from eyas.training.corpus import make_corpus
 from eyas.training.options import TrainOptions
 from eyas.training.plan import make_plan
 from eyas.training.preview import show_sample
-from eyas.training.start import head_like
-from eyas.training.trainer import draft_vocabulary_size
+from eyas.training.start import planned_head
 
 
 def read_inputs(
@@ -47,10 +46,5 @@ def rehearse(
     if preview:
         show_sample(corpus.samples[0], target.tokenizer, Console())
         return corpus.notes
-    if options.from_draft is None:
-        config = head_like(target.config, draft_vocabulary_size(target, options))
-    else:
-        checkpoint = read_checkpoint(options.from_draft)
-        check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
-        config = head_config(checkpoint)
+    config = planned_head(target, options)
     return [*corpus.notes, *(f"{name:<18} {value}" for name, value in make_plan(target, corpus, config, options))]

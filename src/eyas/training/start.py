@@ -16,16 +16,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.checkpoint import DraftCheckpoint, build_head, check_fit
+from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
 from eyas.training.data import Batch
 from eyas.training.features import Knowledge
+from eyas.training.options import DRAFT_VOCABULARY, TrainOptions
 
 RIDGE = 0.01  # of the mean square of each input half
 QUIET = 0.1  # scale of the branches' output projections
 Observed = Iterable[tuple[Batch, Knowledge]]
+
+
+def planned_head(target: Target, options: TrainOptions) -> HeadConfig:
+    """What a new run's head will be: a look that costs nothing, at what else would be refused late.
+
+    Raises:
+        EyasError: a draft to start from that does not fit the target, or a draft vocabulary larger than the target's.
+    """
+    if options.from_draft is None:
+        return head_like(target.config, draft_vocabulary_size(target, options))
+    checkpoint = read_checkpoint(options.from_draft)
+    check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
+    return build_head(checkpoint).config
+
+
+def draft_vocabulary_size(target: Target, options: TrainOptions) -> int | None:
+    """How many tokens the head may propose; None: all.
+
+    Raises:
+        EyasError: more are asked for than the target has.
+    """
+    size = options.draft_vocab_size
+    if size is not None and size > target.vocab_size:
+        raise EyasError(f"draft_vocab is {size}, but {target.name} has {target.vocab_size} tokens; pass fewer, or 0 for all")
+    size = DRAFT_VOCABULARY if size is None else size
+    return size if 0 < size < target.vocab_size else None
 
 
 def starting_head(target: Target, start: str, draft_vocab_size: int | None, observed: Observed) -> EagleHead:
@@ -43,12 +70,12 @@ def starting_head(target: Target, start: str, draft_vocab_size: int | None, obse
     if start == "last-layer":
         config = replace(config, qkv_bias="self_attn.q_proj.bias" in layer)
     head = EagleHead(config).to(target.device)
-    if start != "random":
-        fc_from_regression(head, observed, target.embed)
-    if start == "regression":
-        quieten(head)
     if start == "last-layer":
         copy_last_layer(head, target)
+    if start == "regression":
+        quieten(head)
+    if start != "random":
+        fc_from_regression(head, observed, target.embed)
     return head
 
 

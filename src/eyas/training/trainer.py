@@ -15,7 +15,6 @@ from rich.console import Console
 from torch import Tensor
 
 from eyas.checkpoint import read_checkpoint, save_head
-from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
 from eyas.training.corpus import Corpus
@@ -25,10 +24,10 @@ from eyas.training.decoding import Decoded, decode_prompts
 from eyas.training.evaluate import Report, evaluate
 from eyas.training.features import FeatureSource
 from eyas.training.objective import Objective
-from eyas.training.options import DRAFT_VOCABULARY, TrainOptions
+from eyas.training.options import TrainOptions
 from eyas.training.order import Position, Step, steps
 from eyas.training.readout import read_head
-from eyas.training.start import head_from, starting_head
+from eyas.training.start import draft_vocabulary_size, head_from, starting_head
 from eyas.training.state import describe_run, load_state, remove_state, save_state
 from eyas.training.storage import open_store
 from eyas.training.vocabulary import draft_vocabulary
@@ -191,6 +190,8 @@ class Trainer:
             self.keep_best()
         if self.accelerator.is_main_process:
             remove_state(self.options.out)
+            if self.best is not None:
+                self.say(f"kept the head of {self.best}")
             if not can_draw():
                 self.say("matplotlib is not installed: the curves are in curves.jsonl alone")
         self.accelerator.wait_for_everyone()
@@ -223,16 +224,3 @@ class Trainer:
             self.best = Evaluation(best["step"], Report(**best["report"]), decoded)
         token_map = state["token_map"]
         return None if token_map is None else token_map.to(self.target.device), head
-
-
-def draft_vocabulary_size(target: Target, options: TrainOptions) -> int | None:
-    """How many tokens the head may propose; None: all.
-
-    Raises:
-        EyasError: more are asked for than the target has.
-    """
-    size = options.draft_vocab_size
-    if size is not None and size > target.vocab_size:
-        raise EyasError(f"draft_vocab is {size}, but {target.name} has {target.vocab_size} tokens; pass fewer, or 0 for all")
-    size = DRAFT_VOCABULARY if size is None else size
-    return size if 0 < size < target.vocab_size else None
