@@ -53,16 +53,17 @@ def agree(accelerator: Accelerator, minutes: float, stop: bool) -> tuple[float, 
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C, and the first SIGTERM, into an answer "yes" of the yielded function; the second works as ever.
 
-    (Launchers send SIGTERM after the user's Ctrl-C, which must not cut the saving short.) Outside the main thread signals cannot be caught, and the answer is always "no".
+    (Launchers send SIGTERM after the user's Ctrl-C, which must not cut the saving short.) Outside the main thread signals
+    cannot be caught, and the answer is always "no".
     """
     asked = False
     caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
 
-    def ask(number: int, _: Any) -> None:
+    def ask(received: int, _: Any) -> None:
         nonlocal asked
         asked = True
-        signal.signal(number, before[number])
+        signal.signal(received, before[received])
 
     for number in caught:
         signal.signal(number, ask)
