@@ -34,6 +34,7 @@ def make_plan(target: Target, corpus: Corpus, config: HeadConfig, options: Train
     present = sum(len(sample.ids) for sample in corpus.samples)
     # softmax and scores of every step after the first, kept for the backward pass
     attention = (options.steps - 1) * config.num_attention_heads * max(options.batch_tokens, longest) * longest * 8
+    layers = (target.layers + 1) * max(options.batch_tokens, longest) * target.hidden_size * target.dtype.itemsize
     logits = 4 * max(4 * CHUNK * vocabulary, 2 * OBSERVED_ROWS * target.vocab_size)
     kept = features <= options.feature_memory * GIB and options.cache_features is None
     state = STATE_BYTES * parameters
@@ -44,6 +45,7 @@ def make_plan(target: Target, corpus: Corpus, config: HeadConfig, options: Train
         ("optimiser steps", f"{sum(1 for _ in steps(corpus.samples, options)):,}" + (
             f", or what {options.minutes:g} minutes allow" if options.minutes else "")),
         ("memory: target", size(target_bytes)),
+        ("memory: layers", f"{size(layers)} (the target's hidden states, while it runs)"),
         ("memory: head", f"{size(HEAD_BYTES * parameters)} (weights, gradient, optimiser, running mean)"),
         ("memory: features", size(features) if kept else f"none kept ({size(features)} are computed or read as needed)"),
         ("memory: attention", f"{size(attention)} (scores of the unrolled steps)"),

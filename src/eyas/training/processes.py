@@ -58,12 +58,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     """
     asked = False
     caught = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
+    before = {number: signal.getsignal(number) for number in caught}
 
     def ask(received: int, _: Any) -> None:
         nonlocal asked
         asked = True
-        signal.signal(received, before[received])
+        signal.signal(received, before[signal.Signals(received)])
 
     for number in caught:
         signal.signal(number, ask)

@@ -102,7 +102,7 @@ def head_like(config: Any, draft_vocab_size: int | None) -> HeadConfig:
     """A head of the target's own shape, from its transformers configuration."""
     return HeadConfig(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
