@@ -19,6 +19,7 @@ from eyas.training import TrainOptions, train
 from eyas.training.conversations import Conversations
 from eyas.training.curves import read_curves
 from eyas.training.state import STATE_FILE
+from eyas.training.storage import DiskStore
 from eyas.training.trainer import Trainer
 from tests.training.tiny import answered, quiet, short_options
 
@@ -75,6 +76,22 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     assert not (options.out / STATE_FILE).exists() and (options.out / "curves.jsonl").exists()
 
 
+def test_features_on_disk_serve_a_resumed_run(
+    target: Target, data: Conversations, options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target runs over a sample once; the losses are those of features kept in memory."""
+    whole = replace(options, out=tmp_path / "whole")
+    train(target, data, None, whole, quiet())
+    disk = replace(options, cache_features=tmp_path / "features")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        break_at(patch, 13, die)
+        train(target, data, None, disk, quiet())
+    assert len(list((tmp_path / "features").rglob("*.safetensors"))) == 16
+    monkeypatch.setattr(DiskStore, "__setitem__", lambda *_: pytest.fail("computed again"))
+    train(target, data, None, disk, quiet())
+    assert read_curves(disk.out) == read_curves(whole.out)
+
+
 def test_the_stored_draft_vocabulary_is_used(
     target: Target, data: Conversations, options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +129,8 @@ def test_another_run_is_not_resumed(
         train(target, answered(target, 20, seed=5), None, options, quiet())
     console = quiet()
     train(target, data, None, replace(options, resume=False, evaluate_every=7), console)
+    train(target, data, None, replace(options, resume=True, epochs=1), again := quiet())
+    assert "no unfinished run in" in again.file.getvalue()  # type: ignore[attr-defined]
     assert "continuing" not in console.file.getvalue()  # type: ignore[attr-defined]
     assert read_curves(options.out)[0]["step"] == 1
 

@@ -63,14 +63,16 @@ class Distillation(torch.autograd.Function):
         for start in range(0, guesses.shape[1], chunk):
             part = slice(start, start + chunk)
             logits = readout.logits(features[part])  # [c, D]
-            best, places = logits.topk(min(weights.k, logits.shape[-1]), dim=-1)  # [c, k]
-            best = best.softmax(-1)
+            if weights.top:
+                best, places = logits.topk(min(weights.k, logits.shape[-1]), dim=-1)  # [c, k]
+                best = best.softmax(-1)
             target = logits.sub_(log_mass[part, None]).exp_()  # [c, D]
             covered = target.sum(-1, keepdim=True)  # [c, 1]
             for step, guess in enumerate(guesses[:, part]):
                 logits = readout.logits(guess)  # [c, D]
                 flatness = readout.capping(logits)
-                own = logits.gather(-1, places)  # [c, k]
+                if weights.top:
+                    log_own = logits.gather(-1, places).log_softmax(-1)  # [c, k]
                 dot = torch.linalg.vecdot(target, logits)  # [c]
                 highest = logits.amax(-1, keepdim=True)
                 logits = logits.sub_(highest).exp_()
@@ -79,7 +81,6 @@ class Distillation(torch.autograd.Function):
                 losses[step] += weights.entropy * ((covered * log_total).sum() - dot.sum())
                 slope = logits.mul_(covered / total).sub_(target).mul_(weights.entropy)  # [c, D]
                 if weights.top:
-                    log_own = own.log_softmax(-1)
                     losses[step] -= weights.top * (covered * best * log_own).sum()
                     slope.scatter_add_(-1, places, weights.top * covered * (log_own.exp() - best))
                 gradient[step, part] = readout.pull(slope, flatness).to(gradient.dtype)

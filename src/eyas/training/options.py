@@ -52,7 +52,8 @@ class TrainOptions:
         eval_prompts: held-out conversations decoded at each; 0: none.
         eval_tokens: new tokens each of them gets at most.
         save_every: optimiser steps between saved states of the run.
-        resume: continue the unfinished run in ``out``, if there is one; False: start anew.
+        resume: None: continue the unfinished run in ``out``, if there is one; True: the same, and say so if there is none;
+            False: start anew.
         seed: of initial weights, order, noise and dropout.
     """
 
@@ -86,7 +87,7 @@ class TrainOptions:
     eval_prompts: int = 8
     eval_tokens: int = 64
     save_every: int = 500
-    resume: bool = True
+    resume: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

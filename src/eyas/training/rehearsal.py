@@ -13,6 +13,8 @@ from eyas.training.plan import make_plan
 from eyas.training.preview import show_sample
 from eyas.training.start import planned_head
 
+PREVIEWED = 100  # conversations among which one that can be trained on is looked for
+
 
 def read_inputs(
     options: TrainOptions, data: str, heldout: str | None, strict: bool
@@ -42,9 +44,10 @@ def rehearse(
     Raises:
         EyasError: as `eyas.training.train` would.
     """
-    corpus = make_corpus(target, data, heldout, options, strict)
     if preview:
+        corpus = make_corpus(target, Conversations(data.rows[:PREVIEWED]), Conversations([]), options, strict)
         show_sample(corpus.samples[0], target.tokenizer, Console())
         return corpus.notes
+    corpus = make_corpus(target, data, heldout, options, strict)
     config = planned_head(target, options)
     return [*corpus.notes, *(f"{name:<18} {value}" for name, value in make_plan(target, corpus, config, options))]

@@ -80,7 +80,9 @@ class Trainer:
         self.run = describe_run(target, corpus, options)
         self.position, self.steps_done, self.evaluated = Position(), 0, 0
         self.best: Evaluation | None = None
-        state = load_state(options.out, self.run) if options.resume else None
+        state = None if options.resume is False else load_state(options.out, self.run)
+        if options.resume and state is None:
+            self.say(f"no unfinished run in {options.out}: starting at the beginning")
         torch.manual_seed(options.seed)
         self.token_map, self.head = self._restored(state) if state else self._started()
         self.readout = read_head(target, self.token_map)
