@@ -165,6 +165,12 @@ def test_what_makes_no_sense_is_refused(target: Target, data: Conversations, opt
     assert not options.out.exists()
 
 
+def test_a_run_that_diverges_stops_at_once(target: Target, data: Conversations, options: TrainOptions) -> None:
+    with pytest.raises(EyasError, match=r"the loss of step \d+ is (nan|inf); .*lower --learning-rate"):
+        train(target, data, None, replace(options, learning_rate=1e30, warmup=0.0), quiet())
+    assert all(value < float("inf") for value in losses(options))
+
+
 def test_too_few_conversations_to_hold_any_out(target: Target, options: TrainOptions) -> None:
     console = quiet()
     assert train(target, answered(target, 3), None, options, console) is None

@@ -79,7 +79,7 @@ class Distillation(torch.autograd.Function):
                 total = logits.sum(-1, keepdim=True)
                 log_total = total.log().add_(highest)  # [c, 1]
                 losses[step] += weights.entropy * ((covered * log_total).sum() - dot.sum())
-                slope = logits.mul_(covered / total).sub_(target).mul_(weights.entropy)  # [c, D]
+                slope = logits.mul_(weights.entropy * covered / total).sub_(target, alpha=weights.entropy)  # [c, D]
                 if weights.top:
                     losses[step] -= weights.top * (covered * best * log_own).sum()
                     slope.scatter_add_(-1, places, weights.top * covered * (log_own.exp() - best))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass
@@ -15,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from eyas.checkpoint import read_checkpoint, save_head
+from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
 from eyas.training.corpus import Corpus
@@ -141,6 +143,10 @@ class Trainer:
             for mean, current in zip(self.average.parameters(), self.head.parameters(), strict=True):
                 mean.lerp_(current, 1 - decay)
         value = float(reduce(loss, "sum") if count > 1 else loss)
+        if not math.isfinite(value):
+            raise EyasError(
+                f"the loss of step {self.steps_done} is {value}; start anew (--no-resume) with a lower --learning-rate"
+            )
         self.curves.add(self.steps_done, {"loss": value})
         return value
 
