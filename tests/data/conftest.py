@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from eyas.engine import Engine
-from eyas.target import Target
-from tests.training.conftest import target, tokenizer  # noqa: F401  (fixtures)
+from tests.training import tiny
 
 
 @pytest.fixture(scope="session")
-def engine(target: Any, tokenizer: Any) -> Engine:  # noqa: F811
-    return Engine(Target(target, tokenizer, name="tiny"), None, "autoregressive")
+def engine() -> Engine:
+    return Engine(tiny.make_target(), None, "autoregressive")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return tiny.make_tokenizer()

@@ -91,9 +91,8 @@ def test_each_step_equals_the_real_drafter_with_its_cache(target: Target) -> Non
     for root in range(1, 13 - steps):
         drafter, bite = EagleDrafter(draft, 1), root // 2 + 1
         for start in range(0, root + 1, bite):
-            pairs = slice(start, min(start + bite, root + 1))  # pair i = (feature i, token i + 1)
-            tokens = ids[:, pairs.start + 1 : pairs.stop + 1]
-            drafter.commit(tokens, knowledge.features[:, pairs], [tokens.shape[1]])
+            end = min(start + bite, root + 1)
+            drafter.commit(ids[:, start : end + 1], knowledge.features[:, start:end], [end - start])
         draft.tokens, draft.guesses = ids[0, root + 2 :].tolist(), []
         drafter.propose(ids[:, root + 1], chain(steps))
         assert len(draft.guesses) == steps
