@@ -13,8 +13,8 @@ import torch
 from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training.conversations import Conversations
-from eyas.training.corpus import make_corpus
 from eyas.training.data import Sample, collate
+from eyas.training.dataset import make_dataset
 from eyas.training.features import FeatureSource, Knowledge, observe
 from eyas.training.storage import DiskStore, feature_bytes, open_store
 from tests.training.tiny import make_target, short_options
@@ -58,7 +58,7 @@ def test_kept_features_equal_fresh_ones_whatever_the_order(
 
 def test_the_store_follows_the_size(target: Target, data: Conversations, tmp_path: Path) -> None:
     options = short_options(tmp_path / "out")
-    samples = make_corpus(target, data, None, options).samples
+    samples = make_dataset(target, data, None, options).samples
     assert feature_bytes(target, samples) == sum(len(sample.ids) for sample in samples) * (32 * 4 + 4)
     assert open_store(target, samples, options)[0] == {}
     store, said = open_store(target, samples, replace(options, feature_memory=0))
@@ -73,7 +73,7 @@ def test_features_that_do_not_fit_the_disk_are_refused(
     target: Target, data: Conversations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = short_options(tmp_path / "out", cache_features=tmp_path / "features")
-    samples = make_corpus(target, data, None, options).samples
+    samples = make_dataset(target, data, None, options).samples
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, feature_bytes(target, samples) - 1))
     with pytest.raises(EyasError, match="its disk has"):

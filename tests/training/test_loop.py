@@ -16,9 +16,9 @@ from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training import TrainOptions, train
 from eyas.training.conversations import Conversations
-from eyas.training.corpus import make_corpus
 from eyas.training.curves import read_curves
 from eyas.training.data import groups
+from eyas.training.dataset import make_dataset
 from eyas.training.order import learning_rate, steps
 from eyas.training.trainer import Trainer
 from tests.training.tiny import answered, make_target, quiet, short_options
@@ -30,8 +30,8 @@ def options(tmp_path: Path) -> TrainOptions:
 
 
 def trainer_for(target: Target, data: Conversations, heldout: Conversations, options: TrainOptions) -> Trainer:
-    corpus = make_corpus(target, data, heldout, options)
-    return Trainer(Accelerator(cpu=True, mixed_precision="no"), target, corpus, options, quiet())
+    dataset = make_dataset(target, data, heldout, options)
+    return Trainer(Accelerator(cpu=True, mixed_precision="no"), target, dataset, options, quiet())
 
 
 def losses(options: TrainOptions) -> list[float]:
@@ -57,7 +57,7 @@ def test_the_checkpoint_is_the_running_mean(
     target: Target, data: Conversations, heldout: Conversations, options: TrainOptions
 ) -> None:
     trainer = trainer_for(target, data, heldout, replace(options, average=0.9))
-    for step in steps(trainer.corpus.samples, options):
+    for step in steps(trainer.dataset.samples, options):
         trainer.step(step, 1e-3)
     trainer.finish()
     stored = build_head(read_checkpoint(options.out)).state_dict()
@@ -85,7 +85,7 @@ def test_a_step_is_the_mean_over_the_positions_of_all_its_micro_batches(
     """Gradient and loss of accumulated micro-batches are those of one batch that holds them all."""
     options = replace(options, noise=0.0)
     many = trainer_for(target, data, heldout, replace(options, accumulate=3))
-    step = next(steps(many.corpus.samples, many.options))
+    step = next(steps(many.dataset.samples, many.options))
     counts = [sum(many.trained[place] for place in group) for group in step.groups]
     assert len(set(counts)) > 1, "the micro-batches differ in size"
     one = trainer_for(target, data, heldout, options)
@@ -178,7 +178,7 @@ def test_too_few_conversations_to_hold_any_out(target: Target, options: TrainOpt
 
 
 def test_steps_cover_every_epoch_and_go_on_from_anywhere(target: Target, data: Conversations, options: TrainOptions) -> None:
-    samples = make_corpus(target, data, None, options).samples
+    samples = make_dataset(target, data, None, options).samples
     options = replace(options, accumulate=2)
     whole = list(steps(samples, options))
     seen = [place for step in whole for group in step.groups for place in group]

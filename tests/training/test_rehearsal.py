@@ -15,8 +15,8 @@ from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training import TrainOptions, rehearse, train
 from eyas.training.conversations import Conversations
-from eyas.training.corpus import hold_out, make_corpus
 from eyas.training.data import render
+from eyas.training.dataset import hold_out, make_dataset
 from eyas.training.preview import show_sample
 from tests.training.tiny import answered, make_tokenizer, quiet, short_options
 
@@ -63,7 +63,7 @@ def test_prompts_end_where_the_assistant_speaks(target: Target, options: TrainOp
     """As many as asked for; none that leaves no room."""
     long = {"messages": [{"role": "user", "content": "a " * 120}, {"role": "assistant", "content": "b"}]}
     held = Conversations([long, *heldout.rows])
-    found = make_corpus(target, answered(target, 5), held, replace(options, eval_prompts=3)).prompts
+    found = make_dataset(target, answered(target, 5), held, replace(options, eval_prompts=3)).prompts
     assert len(found) == 3
     words = target.tokenizer.convert_ids_to_tokens(found[0])
     assert words[0] == "<user>" and words[-1] == "<assistant>"
@@ -76,20 +76,20 @@ def test_a_template_without_a_system_role_is_told_and_the_mask_is_right(target: 
     )
     mute = Target(target.model, tokenizer, "mute")
     rows = [{"messages": [{"role": "system", "content": "k k"}, *TALK["messages"]]} for _ in range(5)]
-    corpus = make_corpus(mute, Conversations(rows), None, options)
-    assert any("leaves out system messages" in note for note in corpus.notes)
-    assert torch.equal(corpus.samples[0].written, render(TALK, tokenizer, {0}).written)
-    assert not any("system" in note for note in make_corpus(target, Conversations(rows), None, options).notes)
+    dataset = make_dataset(mute, Conversations(rows), None, options)
+    assert any("leaves out system messages" in note for note in dataset.notes)
+    assert torch.equal(dataset.samples[0].written, render(TALK, tokenizer, {0}).written)
+    assert not any("system" in note for note in make_dataset(target, Conversations(rows), None, options).notes)
 
 
 def test_strict_refuses_what_is_left_out_otherwise(target: Target, data: Conversations, options: TrainOptions) -> None:
     rows = Conversations([*data.rows, {"messages": TALK["messages"][:1]}])
-    corpus = make_corpus(target, rows, None, options)
-    assert any(note.startswith("left out 1 conversations, such as") for note in corpus.notes)
+    dataset = make_dataset(target, rows, None, options)
+    assert any(note.startswith("left out 1 conversations, such as") for note in dataset.notes)
     with pytest.raises(EyasError, match=r"no assistant token.*mend it"):
-        make_corpus(target, rows, None, options, strict=True)
+        make_dataset(target, rows, None, options, strict=True)
 
 
 def test_a_target_without_a_template_is_refused(target: Target, data: Conversations, options: TrainOptions) -> None:
     with pytest.raises(EyasError, match="no chat template"):
-        make_corpus(Target(target.model, None, "mute"), data, None, options)
+        make_dataset(Target(target.model, None, "mute"), data, None, options)

@@ -10,7 +10,7 @@ from eyas.checkpoint import check_writable
 from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training.conversations import Conversations
-from eyas.training.corpus import make_corpus
+from eyas.training.dataset import make_dataset
 from eyas.training.options import TrainOptions
 from eyas.training.order import learning_rate, steps
 from eyas.training.processes import agree, interruptible, open_accelerator
@@ -55,12 +55,12 @@ def train(
     target.model.eval().requires_grad_(False)
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices), interruptible() as interrupted:
-        corpus = make_corpus(target, data, heldout, options, strict)
-        trainer = Trainer(accelerator, target, corpus, options, console)
+        dataset = make_dataset(target, data, heldout, options, strict)
+        trainer = Trainer(accelerator, target, dataset, options, console)
         bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console)
         with bar:
             task = bar.add_task("training", total=1.0)
-            for step in steps(corpus.samples, options, trainer.position):
+            for step in steps(dataset.samples, options, trainer.position):
                 minutes, stop = agree(accelerator, trainer.minutes, interrupted())
                 done = max(step.share, minutes / options.minutes if options.minutes else 0.0)
                 if done >= 1:

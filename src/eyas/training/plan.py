@@ -6,7 +6,7 @@ import torch
 
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
-from eyas.training.corpus import Corpus
+from eyas.training.dataset import Dataset
 from eyas.training.features import OBSERVED_ROWS
 from eyas.training.losses import CHUNK
 from eyas.training.options import TrainOptions
@@ -18,7 +18,7 @@ STATE_BYTES = 16  # the same on disk, without the gradient
 DRAFT_BYTES = 2  # bfloat16
 
 
-def make_plan(target: Target, corpus: Corpus, config: HeadConfig, options: TrainOptions) -> list[tuple[str, str]]:
+def make_plan(target: Target, dataset: Dataset, config: HeadConfig, options: TrainOptions) -> list[tuple[str, str]]:
     """Lines of (name, value): parameters, data, optimiser steps, estimates of memory and disk for each process.
 
     Args:
@@ -28,10 +28,10 @@ def make_plan(target: Target, corpus: Corpus, config: HeadConfig, options: Train
         parameters = sum(weight.numel() for weight in EagleHead(config).parameters())
     target_bytes = sum(weight.nbytes for weight in target.model.parameters())
     vocabulary = config.draft_vocab_size or config.vocab_size
-    features = feature_bytes(target, corpus.samples)
-    longest = max(len(sample.ids) for sample in corpus.samples)
-    trained = sum(int(sample.written[2:].sum()) for sample in corpus.samples)
-    present = sum(len(sample.ids) for sample in corpus.samples)
+    features = feature_bytes(target, dataset.samples)
+    longest = max(len(sample.ids) for sample in dataset.samples)
+    trained = sum(int(sample.written[2:].sum()) for sample in dataset.samples)
+    present = sum(len(sample.ids) for sample in dataset.samples)
     # softmax and scores of every step after the first, kept for the backward pass
     attention = (options.steps - 1) * config.num_attention_heads * max(options.batch_tokens, longest) * longest * 8
     layers = (target.layers + 1) * max(options.batch_tokens, longest) * target.hidden_size * target.dtype.itemsize
@@ -40,9 +40,9 @@ def make_plan(target: Target, corpus: Corpus, config: HeadConfig, options: Train
     state = STATE_BYTES * parameters
     return [
         ("head", f"{parameters:,} parameters, draft vocabulary {vocabulary:,}"),
-        ("data", f"{len(corpus.samples):,} conversations, {present:,} tokens, {trained:,} of them trained"),
-        ("held out", f"{len(corpus.heldout):,} conversations, {len(corpus.prompts)} of them decoded at an evaluation"),
-        ("optimiser steps", f"{sum(1 for _ in steps(corpus.samples, options)):,}" + (
+        ("data", f"{len(dataset.samples):,} conversations, {present:,} tokens, {trained:,} of them trained"),
+        ("held out", f"{len(dataset.heldout):,} conversations, {len(dataset.prompts)} of them decoded at an evaluation"),
+        ("optimiser steps", f"{sum(1 for _ in steps(dataset.samples, options)):,}" + (
             f", or what {options.minutes:g} minutes allow" if options.minutes else "")),
         ("memory: target", size(target_bytes)),
         ("memory: layers", f"{size(layers)} (the target's hidden states, while it runs)"),

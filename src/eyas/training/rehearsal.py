@@ -7,7 +7,7 @@ from rich.console import Console
 from eyas.checkpoint import check_writable, read_checkpoint
 from eyas.target import Target
 from eyas.training.conversations import Conversations, read_conversations
-from eyas.training.corpus import make_corpus
+from eyas.training.dataset import make_dataset
 from eyas.training.options import TrainOptions
 from eyas.training.plan import make_plan
 from eyas.training.preview import show_sample
@@ -45,9 +45,9 @@ def rehearse(
         EyasError: as `eyas.training.train` would.
     """
     if preview:
-        corpus = make_corpus(target, Conversations(data.rows[:PREVIEWED]), Conversations([]), options, strict)
-        show_sample(corpus.samples[0], target.tokenizer, Console())
-        return corpus.notes
-    corpus = make_corpus(target, data, heldout, options, strict)
+        dataset = make_dataset(target, Conversations(data.rows[:PREVIEWED]), Conversations([]), options, strict)
+        show_sample(dataset.samples[0], target.tokenizer, Console())
+        return dataset.notes
+    dataset = make_dataset(target, data, heldout, options, strict)
     config = planned_head(target, options)
-    return [*corpus.notes, *(f"{name:<18} {value}" for name, value in make_plan(target, corpus, config, options))]
+    return [*dataset.notes, *(f"{name:<18} {value}" for name, value in make_plan(target, dataset, config, options))]

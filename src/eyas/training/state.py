@@ -12,7 +12,7 @@ import torch
 from eyas.errors import EyasError, first_line
 from eyas.files import replacing
 from eyas.target import Target
-from eyas.training.corpus import Corpus
+from eyas.training.dataset import Dataset
 from eyas.training.options import TrainOptions
 from eyas.training.storage import data_digest
 
@@ -22,10 +22,10 @@ FREE_OPTIONS = {"out", "resume", "save_every", "evaluate_every", "feature_memory
 """Options that may change when a run is resumed: they do not change what is learnt."""
 
 
-def describe_run(target: Target, corpus: Corpus, options: TrainOptions) -> dict[str, Any]:
+def describe_run(target: Target, dataset: Dataset, options: TrainOptions) -> dict[str, Any]:
     """What must be the same for a run to be resumed: options, data and target, as plain values."""
     chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in FREE_OPTIONS}
-    data = data_digest([*corpus.samples, *corpus.heldout])
+    data = data_digest([*dataset.samples, *dataset.heldout])
     return {**chosen, "data": data, "target": target.name, "hidden_size": target.hidden_size, "vocabulary": target.vocab_size}
 
 

@@ -19,9 +19,9 @@ from eyas.checkpoint import read_checkpoint, save_head
 from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
-from eyas.training.corpus import Corpus
 from eyas.training.curves import Curves, can_draw
 from eyas.training.data import Batch, collate, groups, supervised_pairs
+from eyas.training.dataset import Dataset
 from eyas.training.decoding import Decoded, decode_prompts
 from eyas.training.evaluate import Report, evaluate
 from eyas.training.features import FeatureSource
@@ -68,18 +68,18 @@ class Trainer:
     """
 
     def __init__(
-        self, accelerator: Accelerator, target: Target, corpus: Corpus, options: TrainOptions, console: Console
+        self, accelerator: Accelerator, target: Target, dataset: Dataset, options: TrainOptions, console: Console
     ) -> None:
-        self.accelerator, self.target, self.corpus = accelerator, target, corpus
+        self.accelerator, self.target, self.dataset = accelerator, target, dataset
         self.options, self.console = options, console
-        for note in corpus.notes:
+        for note in dataset.notes:
             self.say(note)
-        store, choice = open_store(target, corpus.samples, options)
+        store, choice = open_store(target, dataset.samples, options)
         self.say(choice)
-        self.source = FeatureSource(target, corpus.samples, options.batch_tokens, store)
-        self.heldout_source = FeatureSource(target, corpus.heldout, options.batch_tokens, None if store is None else {})
-        self.trained = [int(supervised_pairs(sample).sum()) for sample in corpus.samples]
-        self.run = describe_run(target, corpus, options)
+        self.source = FeatureSource(target, dataset.samples, options.batch_tokens, store)
+        self.heldout_source = FeatureSource(target, dataset.heldout, options.batch_tokens, None if store is None else {})
+        self.trained = [int(supervised_pairs(sample).sum()) for sample in dataset.samples]
+        self.run = describe_run(target, dataset, options)
         self.position, self.steps_done, self.evaluated = Position(), 0, 0
         self.best: Evaluation | None = None
         state = None if options.resume is False else load_state(options.out, self.run)
@@ -104,7 +104,7 @@ class Trainer:
         self.began = time.monotonic() - 60 * (state["minutes"] if state else 0.0)
         self.curves = Curves(accelerator, options.out, self.steps_done)
         self.say(
-            f"{len(corpus.samples)} conversations, {sum(self.trained)} trained tokens, "
+            f"{len(dataset.samples)} conversations, {sum(self.trained)} trained tokens, "
             f"draft vocabulary {len(self.readout.rows)}"
             + (f"; continuing after step {self.steps_done} (--no-resume starts anew)" if state else "")
         )
@@ -152,16 +152,16 @@ class Trainer:
 
     def batch(self, group: list[int]) -> Batch:
         """The samples of a micro-batch, on the target's device."""
-        return collate(self.corpus.samples, group).to(self.target.device)
+        return collate(self.dataset.samples, group).to(self.target.device)
 
     def evaluate(self) -> Evaluation:
         """Measure the running mean on the held-out conversations."""
-        heldout, target = self.corpus.heldout, self.target
+        heldout, target = self.dataset.heldout, self.target
         found = groups(heldout, self.options.batch_tokens)
         moved = (collate(heldout, group).to(target.device) for group in found)
         observed = ((batch, self.heldout_source(batch)) for batch in moved)
         report = evaluate(self.average, observed, target, self.readout, self.token_map)
-        decoded = decode_prompts(target, self.average, self.token_map, self.corpus.prompts, self.options.eval_tokens)
+        decoded = decode_prompts(target, self.average, self.token_map, self.dataset.prompts, self.options.eval_tokens)
         return Evaluation(self.steps_done, report, decoded)
 
     def keep_best(self) -> None:
@@ -169,7 +169,7 @@ class Trainer:
         self.evaluated = self.steps_done
         if not self.accelerator.is_main_process:
             return
-        found = self.evaluate() if self.corpus.heldout else None
+        found = self.evaluate() if self.dataset.heldout else None
         if found is not None:
             self.say(str(found))
             tau, acceptance = (found.decoded.tau, found.decoded.acceptance) if found.decoded else (None, None)
@@ -216,8 +216,8 @@ class Trainer:
         size = draft_vocabulary_size(target, options)
         token_map = None
         if size is not None:
-            token_map = draft_vocabulary(self.corpus.samples, size, target.vocab_size, target.eos_ids).to(target.device)
-        order = (group for step in steps(self.corpus.samples, options) for group in step.groups)
+            token_map = draft_vocabulary(self.dataset.samples, size, target.vocab_size, target.eos_ids).to(target.device)
+        order = (group for step in steps(self.dataset.samples, options) for group in step.groups)
         observed = ((batch, self.source(batch)) for batch in map(self.batch, order))
         return token_map, starting_head(target, options.start, size, observed)
 

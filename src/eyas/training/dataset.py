@@ -17,7 +17,7 @@ HELD_OUT_LEAST, HELD_OUT_MOST, HELD_OUT_PART = 4, 64, 5
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Dataset:
     """The data of a run.
 
     Attributes:
@@ -33,9 +33,9 @@ class Corpus:
     notes: list[str]
 
 
-def make_corpus(
+def make_dataset(
     target: Target, data: Conversations, heldout: Conversations | None, options: TrainOptions, strict: bool = False
-) -> Corpus:
+) -> Dataset:
     """Render, hold out, and take the prompts.
 
     Args:
@@ -62,7 +62,7 @@ def make_corpus(
         skipped += more
     if skipped:
         notes.append(f"left out {len(skipped)} conversations, such as {skipped[0]}")
-    return Corpus(samples, others, prompts(tokenizer, heldout, options, target.context_limit), notes)
+    return Dataset(samples, others, prompts(tokenizer, heldout, options, target.context_limit), notes)
 
 
 NO_HELDOUT = "too few conversations to hold any out: nothing is evaluated, the last weights are kept"
