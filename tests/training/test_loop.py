@@ -21,7 +21,7 @@ from eyas.training.data import groups
 from eyas.training.dataset import make_dataset
 from eyas.training.order import learning_rate, steps
 from eyas.training.trainer import Trainer
-from tests.training.tiny import answered, make_target, quiet, short_options
+from tests.training.tiny import TEMPLATE, answered, make_target, quiet, short_options
 
 
 @pytest.fixture
@@ -51,6 +51,8 @@ def test_training_lowers_the_loss_and_writes_a_loadable_draft(
     checkpoint = read_checkpoint(options.out)
     assert checkpoint.token_map is not None and len(checkpoint.token_map) == 12
     build_head(checkpoint)
+    recorded = {"target": "tiny", "chat_template": TEMPLATE, "steps": found.step}
+    assert checkpoint.raw["eyas"] == recorded
 
 
 def test_the_checkpoint_is_the_running_mean(

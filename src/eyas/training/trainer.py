@@ -176,7 +176,9 @@ class Trainer:
             values = {"tau": tau, "acceptance": acceptance, "tree": found.report.tree, "chain": found.report.chain}
             self.curves.add(self.steps_done, values)
         if found is None or self.best is None or found.score > self.best.score:
-            save_head(self.average, self.options.out, self.token_map, {"eyas": {"target": self.target.name}})
+            template = getattr(self.target.tokenizer, "chat_template", None)
+            recorded = {"target": self.target.name, "chat_template": template, "steps": self.steps_done}
+            save_head(self.average, self.options.out, self.token_map, {"eyas": recorded})
             self.best = found
         self.curves.draw()
 
