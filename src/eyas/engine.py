@@ -193,10 +193,10 @@ class Engine:
     def session(self) -> Session:
         """An empty session to pass to successive calls of `stream` or `generate` with one prompt each: what a prompt shares
         with the turns before is not computed again."""
-        new_drafter = self._new_drafter(self.method) if self.method not in EAGLE_METHODS or self.draft else None
-        return Session(self.target.new_cache(1), new_drafter(1) if new_drafter else None, [[]])
+        make = self.new_drafter(self.method) if self.method not in EAGLE_METHODS or self.draft else None
+        return Session(self.target.new_cache(1), make(1) if make else None, [[]])
 
-    def _new_drafter(self, method: str) -> Callable[[int], Drafter] | None:
+    def new_drafter(self, method: str) -> Callable[[int], Drafter] | None:
         """What makes a method's drafter for a batch; None for plain decoding.
 
         Raises:
@@ -239,7 +239,7 @@ class Engine:
             EyasError: any of these makes no sense; the message says which and why.
         """
         call, rules = self._check(method, options)
-        new_drafter = self._new_drafter(method or self.method)
+        new_drafter = self.new_drafter(method or self.method)
         seeds = as_list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if len(seeds) != len(prompts):
             raise EyasError(f"{len(seeds)} seeds for {len(prompts)} prompts; pass one seed, or one for each")

@@ -156,7 +156,9 @@ def load_target(
         except Exception as error:  # whatever the libraries raise for a broken or foreign folder
             remedy = "pass --trust-remote-code" if "trust_remote_code" in str(error) else "check the name and the files"
             raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); {remedy}") from error
-    return Target(model.to(where).eval(), tokenizer, name)
+    target = Target(model.to(where).eval(), tokenizer, name)
+    target.gguf = Path(place) / options["gguf_file"] if "gguf_file" in options else None
+    return target
 
 
 def load_tokenizer(source: str | Path | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Target:
         self.tokenizer = tokenizer
         self.name = name or model.config.name_or_path or type(model).__name__
         self.feature_layers = feature_layers
+        self.gguf: Path | None = None  # the file it was read from, if it was one
         check_configuration(model.config, self.name)
         check_class(model, self.name)
         self.config = model.config.get_text_config()

@@ -1,0 +1,117 @@
+"""The methods a run compares: ours under one loop, and other libraries' own, each behind ``run(ids, …) -> Answer``.
+
+A method is named by a word and, for ours, a tree: ``eagle2`` (the tree chosen for this machine), ``eagle2:60/6/10`` (tokens,
+depth, width), ``chain:5``, ``ngram:16/8/4``. The paper's ablations are ``eagle2-confidence`` and ``eagle2-no-rerank``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eyas.bench.tasks import nearest
+from eyas.engine import Engine
+from eyas.errors import EyasError
+from eyas.options import METHODS
+from eyas.statistics import Statistics
+
+BASELINE = "autoregressive"
+PUBLISHED = {"tokens": 60, "depth": 6, "width": 10}  # the paper's tree for a 7B target
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "eagle2-confidence": {**PUBLISHED, "rank_by": "confidence"},
+    "eagle2-no-rerank": {**PUBLISHED, "rerank": False},
+    "eagle2-neither": {**PUBLISHED, "rank_by": "confidence", "rerank": False},
+}
+PEERS = ("transformers", "transformers-static", "transformers-lookup", "transformers-assisted", "llama.cpp", "llama.cpp-lookup")
+KNOWN = (*METHODS, *ABLATIONS, *PEERS)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a method said.
+
+    Attributes:
+        tokens: new token ids.
+        seconds: wall time, prompt included.
+        statistics: counts and times of its steps; None where another library hides them.
+    """
+
+    tokens: list[int]
+    seconds: float
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How every method is asked: the same for all.
+
+    Attributes:
+        max_new_tokens: the limit.
+        temperature: 0: greedy.
+        seed: of sampling.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    seed: int
+
+
+Method = Callable[[list[int], Asked], Answer]
+
+
+def make_method(name: str, engine: Engine) -> Method:
+    """The method of a name, ready to run.
+
+    Raises:
+        EyasError: unknown, of an impossible tree, or in need of something that is not there.
+    """
+    word, _, shape = name.partition(":")
+    nearest(word, KNOWN, "method")
+    if word in PEERS:
+        if shape:
+            raise EyasError(f"method {name}: {word} is another library's and takes no tree; leave :{shape} out")
+        from eyas.bench.peers import make_peer
+
+        return make_peer(word, engine)
+    if word == "eagle2" and shape == "fixed":
+        shape = "60/6/10"
+    settings = ABLATIONS.get(word) or tree_settings(name, word, shape)
+    method = "eagle2" if word in ABLATIONS else word
+    engine.request([0], method=method, **settings)  # what is wrong with it is told now
+    engine.new_drafter(method)
+
+    def run(ids: list[int], asked: Asked) -> Answer:
+        options: dict[str, Any] = {"temperature": asked.temperature, "seed": asked.seed, "max_new_tokens": asked.max_new_tokens}
+        started = time.perf_counter()
+        result = engine.generate(ids, method=method, **settings, **options)
+        if engine.target.device.type != "cpu":
+            torch.accelerator.synchronize(engine.target.device)
+        return Answer(result.token_ids, time.perf_counter() - started, result.stats)
+
+    return run
+
+
+def tree_settings(name: str, word: str, shape: str) -> dict[str, int]:
+    """The numbers after a method's colon as tree settings.
+
+    Raises:
+        EyasError: they are none, or too many.
+    """
+    if not shape:
+        return {}
+    keys = {
+        "eagle2": ("tokens", "depth", "width"),
+        "ngram": ("tokens", "depth", "width"),
+        "model": ("tokens", "depth", "width"),
+    }
+    wanted = keys.get(word, ("depth",) if word == "chain" else ())
+    try:
+        numbers = [int(part) for part in shape.split("/")]
+        return dict(zip(wanted, numbers, strict=True))
+    except ValueError:
+        form = f"{word}:{'/'.join(wanted)}" if wanted else f"{word} alone"
+        raise EyasError(f"method {name}: its tree is not of the form {form}; write for example eagle2:60/6/10") from None

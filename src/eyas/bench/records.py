@@ -1,0 +1,166 @@
+"""What a run remembers: one record for each question, turn, temperature and method, and what it ran on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.errors import EyasError, first_line
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method's answer to one question.
+
+    Attributes:
+        task, id, turn: which question.
+        temperature: of sampling; 0: greedy.
+        method: as it was asked for.
+        prompt_tokens: length of the prompt.
+        tokens: the new tokens.
+        seconds: wall time, prompt included.
+        delivered, accepted, depths: for each step tokens delivered, draft tokens among them, depth of the tree; None for
+            methods whose steps cannot be seen (other libraries).
+        draft_seconds, verify_seconds, rest_seconds, prefill_seconds: where the time went; None likewise.
+        divergence: where the tokens first differ from the baseline's (greedy only); None: nowhere.
+        margin: there, the difference of the target's log-probabilities of the two tokens, as the target alone computes them.
+    """
+
+    task: str
+    id: str
+    turn: int
+    temperature: float
+    method: str
+    prompt_tokens: int
+    tokens: list[int]
+    seconds: float
+    delivered: list[int] | None = None
+    accepted: list[int] | None = None
+    depths: list[int] | None = None
+    prefill_seconds: float | None = None
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    rest_seconds: float | None = None
+    divergence: int | None = None
+    margin: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, float, str]:
+        """What it is the record of."""
+        return (self.task, self.id, self.turn, self.temperature, self.method)
+
+    @property
+    def speed(self) -> float:
+        """Delivered tokens a second of wall time."""
+        return len(self.tokens) / self.seconds
+
+    @property
+    def steps(self) -> int | None:
+        """Draft-and-verify steps."""
+        return None if self.delivered is None else len(self.delivered)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A benchmark run, finished or not.
+
+    Attributes:
+        settings: what was asked for; a run is only continued with the same.
+        environment: machine, versions, threads.
+        records: what was measured.
+        skipped: questions left out, with the reason.
+        observed: what was seen of single draft nodes, see `eyas.bench.observe`.
+    """
+
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    observed: dict[str, Any] = field(default_factory=dict)
+
+
+def environment(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    versions = {}
+    for name in ("eyas", "torch", "transformers", "tokenizers", "llama-cpp-python"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(), "versions": versions, "device": str(device), "processor": processor(),
+        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch."),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }  # fmt: skip
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Write a run as one JSON file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(asdict(run), ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_run(path: Path) -> Run:
+    """Read a run.
+
+    Raises:
+        EyasError: it is missing, or no run.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return Run(**{**raw, "records": [Record(**record) for record in raw["records"]]})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise EyasError(
+            f"run {path}: cannot be read as a benchmark run ({first_line(error)}); pass a run.json of eyas bench"
+        ) from error
+
+
+class Journal:
+    """The records of an unfinished run, a line each, so that a killed run goes on where it was.
+
+    Args:
+        path: the file; a last line that a kill left incomplete is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[Record] = []
+        if path.exists():
+            names = {each.name for each in fields(Record)}
+            whole = path.read_bytes()
+            whole = whole[: whole.rfind(b"\n") + 1]
+            for line in whole.splitlines():
+                row = json.loads(line)
+                self.records.append(Record(**{name: value for name, value in row.items() if name in names}))
+            path.write_bytes(whole)
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Append records; they are in the system's hands when this returns."""
+        fresh = list(records)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(record)) + "\n" for record in fresh)
+        self.records += fresh

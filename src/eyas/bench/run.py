@@ -1,0 +1,157 @@
+"""`eyas bench` from its options to a folder with numbers, tables and pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eyas.bench.measure import Protocol, measure
+from eyas.bench.methods import BASELINE, make_method
+from eyas.bench.observe import observe
+from eyas.bench.records import Journal, Run, environment, read_run, write_run
+from eyas.bench.report import write_report
+from eyas.bench.tasks import TASKS, Question, choose_questions, nearest, own_questions, read_folder, read_hub
+from eyas.engine import Engine
+from eyas.errors import EyasError
+
+DEFAULT_METHODS = (
+    BASELINE,
+    "eagle2",
+    "eagle2:60/6/10",
+    "eagle1",
+    "chain",
+    "eagle2-confidence",
+    "eagle2-no-rerank",
+    "ngram",
+    "transformers",
+)
+QUICK_METHODS = (BASELINE, "eagle2", "eagle1", "chain", "ngram", "transformers")
+JOURNAL, RUN = "records.jsonl", "run.json"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to run.
+
+    Attributes:
+        out: folder of the results; a run that was cut short there is continued.
+        methods: their names; the baseline is always among them.
+        tasks: names of tasks; None: all there are.
+        tasks_dir: folder of JSONL files; None: the built-in questions.
+        hub: take the paper's six tasks from the hub.
+        per_task: questions of each task; None: all.
+        protocol: what all methods have in common.
+        observed: questions to watch single draft nodes on; 0: none.
+    """
+
+    out: Path
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    tasks: tuple[str, ...] | None = None
+    tasks_dir: Path | None = None
+    hub: bool = False
+    per_task: int | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    observed: int = 6
+
+    def quick(self) -> BenchOptions:
+        """A few minutes' worth of the same."""
+        protocol = replace(self.protocol, max_new_tokens=min(self.protocol.max_new_tokens, 64), temperatures=(0.0,))
+        methods = QUICK_METHODS if self.methods == DEFAULT_METHODS else self.methods
+        return replace(
+            self, methods=methods, per_task=min(self.per_task or 1, 1), protocol=protocol, observed=min(self.observed, 2)
+        )
+
+
+def read_questions(options: BenchOptions) -> list[Question]:
+    """The questions that the options name.
+
+    Raises:
+        EyasError: an unknown task, an empty file, no such folder.
+    """
+    if options.tasks_dir is not None:
+        found = read_folder(options.tasks_dir)
+    elif options.hub:
+        names = [nearest(name, TASKS, "task") for name in options.tasks or TASKS]
+        found = read_hub(names, options.per_task or 80)
+    else:
+        found = own_questions()
+    return choose_questions(found, options.tasks, options.per_task)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse an output folder that cannot be written, before any work.
+
+    Raises:
+        EyasError: it cannot, or matplotlib is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EyasError("the report's pictures need matplotlib; run: pip install 'eyas[bench]'")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise EyasError(f"output {folder}: cannot be written ({error.strerror}); pass another folder") from error
+
+
+def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], options: BenchOptions, console: Console) -> Run:
+    """Measure, observe, and write run.json and the report to the options' folder.
+
+    Raises:
+        EyasError: a method that cannot run here, or a folder that holds another run.
+    """
+    names = list(dict.fromkeys((BASELINE, *options.methods)))
+    methods = {name: make_method(name, engine) for name in names}
+    tree = engine.tree if "eagle2" in names else None
+    settings: dict[str, Any] = {
+        "target": engine.target.name, "draft": draft_name, "methods": names, "questions": len(questions),
+        "tree": f"{tree.tokens}/{tree.depth}/{tree.top_k}" if tree else None, **asdict(options.protocol),
+        "tasks": list(dict.fromkeys(question.task for question in questions)),
+    }  # fmt: skip
+    settings["temperatures"] = list(options.protocol.temperatures)
+    where = environment(engine.target.dtype, engine.target.device)
+    started = options.out / RUN
+    if started.exists():
+        before = read_run(started)
+        differs = [name for name in settings if name != "tree" and before.settings.get(name) != settings[name]]
+        if differs:
+            name = differs[0]
+            raise EyasError(
+                f"output {options.out} holds a run with {name} {before.settings.get(name)}, not {settings[name]}; "
+                "pass another --out, or the same options to continue it"
+            )
+        if before.settings.get("tree") and tree:  # timing may choose another tree now: a run keeps its first
+            tokens, depth, width = map(int, before.settings["tree"].split("/"))
+            engine.tree = type(tree)(tokens, depth, width)
+            settings["tree"] = before.settings["tree"]
+    journal = Journal(options.out / JOURNAL)
+    write_run(started, Run(settings, where))
+    columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("measuring", total=len(questions) * len(options.protocol.temperatures))
+        skipped = measure(
+            engine, methods, questions, options.protocol, journal,
+            lambda done, what: progress.update(bar, completed=done, description=what),
+        )  # fmt: skip
+    seen: dict[str, Any] = {}
+    if options.observed and engine.draft is not None:
+        with console.status("watching draft trees …"):
+            watched = [each for each in questions if {"task": each.task, "id": each.id} not in [_place(s) for s in skipped]]
+            seen = observe(engine, watched[: options.observed], options.protocol.max_new_tokens)
+    run = Run(settings, where, journal.records, skipped, seen)
+    write_run(started, run)
+    for path in write_report(run, options.out):
+        console.print(os.fspath(path), soft_wrap=True, highlight=False)
+    return run
+
+
+def _place(skipped: dict[str, str]) -> dict[str, str]:
+    return {"task": skipped["task"], "id": skipped["id"]}

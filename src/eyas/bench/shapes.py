@@ -1,0 +1,172 @@
+"""What a model that is not here would gain: target and head of its shape with random weights, timed on the device at hand.
+
+Times do not depend on what the weights are, τ does: the speedup is printed for τ values the user assumes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from eyas.bench.tasks import nearest
+from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.errors import EyasError, first_line
+from eyas.heads.eagle import EagleHead
+from eyas.target import Target
+from eyas.training.start import head_like
+from eyas.tree import DraftTree, DynamicTree
+
+
+def _llama(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "rms_norm_eps": 1e-5, "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary,
+        "max_position_embeddings": 4096, **more,
+    }  # fmt: skip
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-2-7b": _llama(4096, 11008, 32, 32, 32, 32000),
+    "llama-2-13b": _llama(5120, 13824, 40, 40, 40, 32000),
+    "llama-2-70b": _llama(8192, 28672, 80, 64, 8, 32000),
+    "llama-3-8b": _llama(4096, 14336, 32, 32, 8, 128256, rope_theta=500000.0),
+    "qwen3-8b": _llama(4096, 12288, 36, 32, 8, 151936, rope_theta=1000000.0, model_type="qwen3", head_dim=128),
+}
+SIZES = (1, 8, 16, 24, 32, 48, 61, 64)
+CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Measured costs of a shape.
+
+    Attributes:
+        name: of the shape.
+        parameters: of the target.
+        verify: seconds of a target forward by nodes.
+        draft: seconds of drafting a tree, by ``tokens/depth/width``.
+    """
+
+    name: str
+    parameters: int
+    verify: dict[int, float]
+    draft: dict[str, float]
+
+    def speedup(self, tree: DynamicTree, tau: float) -> float:
+        """What a τ would bring: τ · T(1) / (T(n) + drafting)."""
+        drafting = self.draft[f"{tree.tokens}/{tree.depth}/{tree.top_k}"]
+        return tau * self.verify[1] / (self.verify[tree.tokens + 1] + drafting)
+
+
+def shape_config(name: str) -> Any:
+    """The transformers configuration of a named shape, or of a config.json.
+
+    Raises:
+        EyasError: unknown, or unreadable.
+    """
+    path = Path(name)
+    try:
+        raw = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.suffix == ".json"
+            else SHAPES[nearest(name, list(SHAPES), "shape")]
+        )
+        return AutoConfig.for_model(**raw)
+    except EyasError:
+        raise
+    except Exception as error:  # a file of any content
+        raise EyasError(f"shape {name}: no configuration of a model ({first_line(error)}); pass a config.json") from error
+
+
+def bytes_needed(config: Any, dtype: torch.dtype) -> int:
+    """Memory of the target's weights."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return int(sum(parameter.numel() for parameter in model.parameters())) * dtype.itemsize
+
+
+@torch.inference_mode()
+def project(name: str, dtype: torch.dtype, device: torch.device, trees: tuple[DynamicTree, ...], rounds: int = 7) -> Projection:
+    """Build the shape with random weights and time it.
+
+    Raises:
+        EyasError: it does not fit into the memory at hand.
+    """
+    config = shape_config(name)
+    needed, free = bytes_needed(config, dtype), free_memory(device)
+    if free is not None and 1.15 * needed > free:
+        raise EyasError(
+            f"shape {name} needs {needed / 1e9:.0f} GB in {dtype}, but {device} has {free / 1e9:.0f} free; take a smaller one"
+        )
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    target = Target(model.to(device).eval(), None, name)
+    head = EagleHead(head_like(target.config, None)).to(device, dtype).eval().requires_grad_(False)
+    draft = EagleDraft(target, head)
+    cache, drafter = target.new_cache(1, 2 * CONTEXT), EagleDrafter(draft, 1)
+    context = list(range(100, 100 + CONTEXT))
+    features, _ = target.prefill(cache, [context])
+    root = torch.tensor([5], device=device)
+    drafter.commit(torch.tensor([[*context, 5]], device=device), features, [CONTEXT])
+
+    def verify(size: int) -> None:
+        tokens = torch.arange(1, size + 1, device=device)[None]
+        zeros = torch.zeros_like(tokens)
+        target.verify(cache, DraftTree(tokens, zeros, zeros.float(), (tokens > 1).long(), 1))
+        cache.rewind()
+
+    sizes = sorted({*SIZES, *(tree.tokens + 1 for tree in trees)})
+    verified: dict[int, list[float]] = {size: [] for size in sizes}
+    drafted: dict[DynamicTree, list[float]] = {tree: [] for tree in trees}
+    for _ in range(rounds + 1):  # the first warms up
+        for size in sizes:
+            verified[size].append(seconds(lambda size=size: verify(size), device))  # type: ignore[misc]
+        for tree in trees:
+            drafted[tree].append(seconds(lambda tree=tree: drafter.propose(root, tree), device))  # type: ignore[misc]
+    return Projection(
+        name, sum(parameter.numel() for parameter in model.parameters()),
+        {size: median(times[1:]) for size, times in verified.items()},
+        {f"{tree.tokens}/{tree.depth}/{tree.top_k}": median(times[1:]) for tree, times in drafted.items()},
+    )  # fmt: skip
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Wall time of a call, its work on the device included."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    started = time.perf_counter()
+    call()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter() - started
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes on a device; None where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def lines(found: Projection, trees: tuple[DynamicTree, ...], taus: tuple[float, ...]) -> list[str]:
+    """The projection as text."""
+    plain = found.verify[1]
+    out = [f"{found.name}: {found.parameters / 1e9:.2f} billion parameters, T(1) {1000 * plain:.1f} ms, context {CONTEXT}"]
+    out.append("T(n)/T(1): " + ", ".join(f"{size} → {time / plain:.2f}" for size, time in found.verify.items()))
+    for tree in trees:
+        shape = f"{tree.tokens}/{tree.depth}/{tree.top_k}"
+        gains = ", ".join(f"τ {tau:g}: {found.speedup(tree, tau):.2f}x" for tau in taus)
+        out.append(f"tree {shape}: drafting {found.draft[shape] / plain:.2f} T(1); speedup at {gains}")
+    return out
