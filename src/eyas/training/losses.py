@@ -4,8 +4,8 @@ The cross-entropy runs over the draft vocabulary D. With p the target's distribu
 head's over D, it is  -Σ_{v in D} p(v) log q(v):  a position counts as much as the draft vocabulary covers it, so where
 the target wants a token the head cannot propose nothing is learnt.
 
-The top-k loss (HASS, arXiv 2408.15766 §3.1) is the same among the k tokens of D that the target likes best, both
-distributions renormalised to them: drafting ranks the best tokens and never asks for the rest.
+The top-k loss (HASS, arXiv 2408.15766 §3.1) is the part of that sum that runs over the k tokens of D the target likes best:
+drafting ranks the best tokens and hardly asks for the rest. Both together are one cross-entropy, with p weighted by token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LossWeights:
     Attributes:
         feature: SmoothL1 on features.
         entropy: cross-entropy over the draft vocabulary.
-        top: cross-entropy among the target's ``k`` best.
+        top: its part over the target's ``k`` best tokens, on top of ``entropy``.
         k: see ``top``.
     """
 
@@ -62,27 +62,22 @@ class Distillation(torch.autograd.Function):
         gradient = torch.empty_like(guesses)  # [K, N, H]
         for start in range(0, guesses.shape[1], chunk):
             part = slice(start, start + chunk)
-            logits = readout.logits(features[part])  # [c, D]
-            if weights.top:
-                best, places = logits.topk(min(weights.k, logits.shape[-1]), dim=-1)  # [c, k]
-                best = best.softmax(-1)
-            target = logits.sub_(log_mass[part, None]).exp_()  # [c, D]
+            target = readout.logits(features[part]).sub_(log_mass[part, None]).exp_()  # [c, D], p
+            best = target.topk(min(weights.k, target.shape[-1]), dim=-1) if weights.top else None  # [c, k]
+            target *= weights.entropy
+            if best is not None:
+                target.scatter_add_(-1, best.indices, weights.top * best.values)
             covered = target.sum(-1, keepdim=True)  # [c, 1]
             for step, guess in enumerate(guesses[:, part]):
                 logits = readout.logits(guess)  # [c, D]
                 flatness = readout.capping(logits)
-                if weights.top:
-                    log_own = logits.gather(-1, places).log_softmax(-1)  # [c, k]
                 dot = torch.linalg.vecdot(target, logits)  # [c]
                 highest = logits.amax(-1, keepdim=True)
                 logits = logits.sub_(highest).exp_()
                 total = logits.sum(-1, keepdim=True)
                 log_total = total.log().add_(highest)  # [c, 1]
-                losses[step] += weights.entropy * ((covered * log_total).sum() - dot.sum())
-                slope = logits.mul_(weights.entropy * covered / total).sub_(target, alpha=weights.entropy)  # [c, D]
-                if weights.top:
-                    losses[step] -= weights.top * (covered * best * log_own).sum()
-                    slope.scatter_add_(-1, places, weights.top * covered * (log_own.exp() - best))
+                losses[step] += (covered * log_total).sum() - dot.sum()
+                slope = logits.mul_(covered / total).sub_(target)  # [c, D]
                 gradient[step, part] = readout.pull(slope, flatness).to(gradient.dtype)
         ctx.save_for_backward(gradient)
         return losses

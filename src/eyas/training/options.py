@@ -30,7 +30,7 @@ class TrainOptions:
         steps: draft steps unrolled.
         step_decay: weight of each step's loss relative to the one before.
         loss: ``"published"`` (feature regression and cross-entropy), ``"distribution"`` (cross-entropy alone), or ``"top-k"``
-            (published, and a cross-entropy among the target's k best tokens, as HASS has it).
+            (published, and the cross-entropy's part over the target's k best tokens, as HASS has it).
         entropy_weight: weight of the published loss's cross-entropy (published 0.1).
         feature_weight: weight of the feature regression (published 1).
         top_k: k of the top-k loss (HASS: 10).
@@ -103,7 +103,7 @@ class TrainOptions:
             ("loss", self.loss, self.loss in LOSSES, f"one of {', '.join(LOSSES)}"),
             ("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}"),
             ("schedule", self.schedule, self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-            ("top_k", self.top_k, self.top_k >= 2, "at least 2"),
+            ("top_k", self.top_k, self.top_k >= 1, "at least 1"),
             ("top_k_weight", self.top_k_weight, self.top_k_weight > 0, "above 0"),
             ("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0"),
             ("warmup", self.warmup, 0 <= self.warmup < 1, "at least 0 and below 1"),
