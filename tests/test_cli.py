@@ -116,3 +116,39 @@ def test_generate_on_the_embedded_target(
     steps = said["stats"]["steps"]
     assert len(said["token_ids"]) <= 8 and len(said["stats"]["accepted"]) == steps
     assert said["stats"]["tau"] == pytest.approx((len(said["token_ids"]) - 1) / steps)
+
+
+OTHERS = [
+    (["data", "--out", "OUT"], "--self or --prompts"),
+    (["data", "--out", "OUT", "--self", "--prompts", "x"], "--self or --prompts"),
+    (["data", "--out", "OUT", "--self"], "--tokens"),
+    (["data", "--out", "OUT", "--self", "--tokens", "0"], "tokens is 0"),
+    (["data", "--out", "OUT", "--prompts", "./nowhere.txt"], "no such file"),
+    (["data", "--out", "OUT", "--self", "--tokens", "5", "--temperatures", "hot"], "list of numbers"),
+    (["data", "--out", "OUT", "--self", "--tokens", "5", "--temperatures", "-1"], "temperature is -1"),
+    (["data", "--out", "OUT", "--self", "--tokens", "5", "--openings", "./nowhere"], "cannot be read"),
+    (["data", "--out", "./nowhere/OUT", "--self", "--tokens", "5"], "make it first"),
+    (["bench"], "--out"),
+    (["bench", "--out", "OUT", "--tasks", "gsm9k"], "did you mean gsm8k?"),
+    (["bench", "--out", "OUT", "--methods", "eagel2"], "did you mean eagle2?"),
+    (["bench", "--out", "OUT", "--tasks-dir", "./nowhere"], "no folder with .jsonl"),
+    (["bench", "--out", "OUT", "--per-task", "0"], "per_task is 0"),
+    (["bench", "--out", "OUT", "--temperatures", "nan"], "temperature is nan"),
+    (["bench", "--shape", "llama2-7b"], "did you mean llama-2-7b?"),
+    (["bench", "report", "./nowhere.json"], "cannot be read as a benchmark run"),
+    (["bench", "compare", "./a.json", "./b.json"], "cannot be read as a benchmark run"),
+    (["check", "--prompts", "./nowhere.txt"], "no such file"),
+    (["check", "--method", "eagle9"], "eagle9"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), OTHERS, ids=[" ".join(arguments)[:50] for arguments, _ in OTHERS])
+def test_the_other_commands_too(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Told before a model is loaded, and nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and named in err
+    assert list(tmp_path.iterdir()) == []

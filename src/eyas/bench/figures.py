@@ -125,7 +125,7 @@ def calibration(axes: Any, observed: dict[str, Any]) -> None:
     ]
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="perfectly calibrated")
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=COLOURS[0], marker="o", label="measured")
-    axes.plot(*zip(*PAPER_CALIBRATION, strict=True), "x", color=COLOURS[5], markersize=9, label="paper, Vicuna-7B ends")
+    axes.plot(*zip(*PAPER_CALIBRATION, strict=True), "x", color=COLOURS[5], markersize=9, label="paper (its Figure 6)")
     axes.set_xlabel("draft confidence (bins of 0.05)")
     axes.set_ylabel("share accepted")
     axes.set_title(f"Confidence and acceptance, n={sum(judged)} nodes of {observed['questions']} questions", fontsize=10)

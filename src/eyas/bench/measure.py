@@ -38,7 +38,7 @@ def measure(
     questions: Sequence[Question],
     protocol: Protocol,
     journal: Journal,
-    report: Callable[[int, str], None] = lambda done, what: None,
+    report: Callable[[float, str], None] = lambda done, what: None,
 ) -> list[dict[str, str]]:
     """Run what the journal does not hold yet.
 
@@ -65,13 +65,14 @@ def measure(
         for method in methods.values():
             for temperature in protocol.temperatures:
                 method(warm, Asked(WARM_TOKENS, temperature, protocol.seed))
+    before = len(questions) * len(protocol.temperatures) - len(pending)
     for number, (question, temperature) in enumerate(pending):
         shift = number % len(names)
         try:
             ask(engine, methods, names[shift:] + names[:shift], question, temperature, protocol, journal)
         except EyasError as error:
             skipped.append({"task": question.task, "id": question.id, "reason": str(error)})
-        report(number + 1, f"{question.task} {question.id}")
+        report(before + number + 1, f"{question.task} {question.id}")
     return skipped
 
 

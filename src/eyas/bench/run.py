@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.bench.measure import Protocol, measure
-from eyas.bench.methods import BASELINE, make_method
+from eyas.bench.methods import BASELINE, KNOWN, make_method
 from eyas.bench.observe import observe
 from eyas.bench.records import Journal, Run, environment, read_run, write_run
 from eyas.bench.report import write_report
 from eyas.bench.tasks import TASKS, Question, choose_questions, nearest, own_questions, read_folder, read_hub
 from eyas.engine import Engine
 from eyas.errors import EyasError
+from eyas.progress import progress_bar
+from eyas.sampling import SamplingOptions
 
 DEFAULT_METHODS = (
     BASELINE,
@@ -48,6 +49,7 @@ class BenchOptions:
         tasks_dir: folder of JSONL files; None: the built-in questions.
         hub: take the paper's six tasks from the hub.
         per_task: questions of each task; None: all.
+        turns: of each question at most; None: all.
         protocol: what all methods have in common.
         observed: questions to watch single draft nodes on; 0: none.
     """
@@ -58,8 +60,21 @@ class BenchOptions:
     tasks_dir: Path | None = None
     hub: bool = False
     per_task: int | None = None
+    turns: int | None = None
     protocol: Protocol = field(default_factory=Protocol)
     observed: int = 6
+
+    def __post_init__(self) -> None:
+        numbers = {"per_task": self.per_task, "turns": self.turns, "max_new_tokens": self.protocol.max_new_tokens}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise EyasError(f"{name} is {value}; it must be at least 1")
+        if not self.protocol.temperatures:
+            raise EyasError("no temperature given; pass one, such as 0, or several as 0,1")
+        for temperature in self.protocol.temperatures:
+            SamplingOptions(temperature=temperature)
+        for name in self.methods:
+            nearest(name.partition(":")[0], KNOWN, "method")
 
     def quick(self) -> BenchOptions:
         """A few minutes' worth of the same."""
@@ -83,6 +98,7 @@ def read_questions(options: BenchOptions) -> list[Question]:
         found = read_hub(names, options.per_task or 80)
     else:
         found = own_questions()
+    found = [replace(each, turns=each.turns[: options.turns]) for each in found]
     return choose_questions(found, options.tasks, options.per_task)
 
 
@@ -116,6 +132,7 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
         "tree": f"{tree.tokens}/{tree.depth}/{tree.top_k}" if tree else None, **asdict(options.protocol),
         "tasks": list(dict.fromkeys(question.task for question in questions)),
     }  # fmt: skip
+    options.out.mkdir(parents=True, exist_ok=True)
     settings["temperatures"] = list(options.protocol.temperatures)
     where = environment(engine.target.dtype, engine.target.device)
     started = options.out / RUN
@@ -134,13 +151,8 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
             settings["tree"] = before.settings["tree"]
     journal = Journal(options.out / JOURNAL)
     write_run(started, Run(settings, where))
-    columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("measuring", total=len(questions) * len(options.protocol.temperatures))
-        skipped = measure(
-            engine, methods, questions, options.protocol, journal,
-            lambda done, what: progress.update(bar, completed=done, description=what),
-        )  # fmt: skip
+    with progress_bar(console, len(questions) * len(options.protocol.temperatures)) as update:
+        skipped = measure(engine, methods, questions, options.protocol, journal, update)
     seen: dict[str, Any] = {}
     if options.observed and engine.draft is not None:
         with console.status("watching draft trees …"):

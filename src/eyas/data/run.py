@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.data.corpus import Corpus
 from eyas.data.dialogue import OPENINGS, Desk, invented, prompted, read_openings, user_turn
@@ -16,6 +15,7 @@ from eyas.data.local import converse
 from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.loading import load_target, load_tokenizer
+from eyas.progress import progress_bar
 from eyas.sampling import SamplingOptions
 from eyas.training.conversations import Conversations
 
@@ -126,18 +126,15 @@ def _hold(
     if corpus.keys:
         console.print(f"{options.out} holds {len(corpus.keys)} conversations, {corpus.tokens} tokens of answers: going on")
     begun, made = time.monotonic(), 0
-    columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("conversations", total=total)
+    with progress_bar(console, total) as update:
 
         def report(tokens: int) -> None:
             nonlocal made
             made += tokens
             speed = made / max(time.monotonic() - begun, 1e-9)
-            progress.update(
-                task,
-                completed=corpus.tokens if options.tokens else desk.done + sum(desk.dropped.values()),
-                description=f"{desk.done} conversations, {corpus.tokens} tokens of answers, {speed:.0f} tokens/s",
+            update(
+                corpus.tokens if options.tokens else desk.done + sum(desk.dropped.values()),
+                f"{desk.done} conversations, {corpus.tokens} tokens of answers, {speed:.0f} tokens/s",
             )
 
         if server is not None:

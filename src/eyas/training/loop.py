@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eyas.checkpoint import check_writable
 from eyas.errors import EyasError
+from eyas.progress import progress_bar
 from eyas.target import Target
 from eyas.training.conversations import Conversations
 from eyas.training.dataset import make_dataset
@@ -57,9 +57,7 @@ def train(
     with torch.random.fork_rng(devices), interruptible() as interrupted:
         dataset = make_dataset(target, data, heldout, options, strict)
         trainer = Trainer(accelerator, target, dataset, options, console)
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console)
-        with bar:
-            task = bar.add_task("training", total=1.0)
+        with progress_bar(console, total=1.0) as update:
             for step in steps(dataset.samples, options, trainer.position):
                 minutes, stop = agree(accelerator, trainer.minutes, interrupted())
                 done = max(step.share, minutes / options.minutes if options.minutes else 0.0)
@@ -70,7 +68,7 @@ def train(
                     trainer.say(f"stopped after step {trainer.steps_done}; the same command continues from there")
                     raise KeyboardInterrupt
                 loss = trainer.step(step, learning_rate(done, options))
-                bar.update(task, completed=done, description=f"step {trainer.steps_done} loss {loss:.3f}")
+                update(done, f"step {trainer.steps_done} loss {loss:.3f}")
                 if trainer.steps_done % options.evaluate_every == 0:
                     trainer.keep_best()
                 if trainer.steps_done % options.save_every == 0:
