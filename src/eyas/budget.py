@@ -8,7 +8,7 @@ with the tree depends little on the draft: `LADDER` holds what was measured with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -38,29 +38,40 @@ class StepCosts:
     """Seconds, medians over a few interleaved rounds.
 
     Attributes:
-        plain: a forward of the target over one token.
-        verify: a forward over a ladder tree's nodes, root included, by their number.
-        draft: drafting a ladder tree, by its settings.
+        verify: a forward of the target by the number of nodes; 1 is plain decoding.
+        draft: drafting a tree, by its settings.
     """
 
-    plain: float
     verify: dict[int, float]
     draft: dict[DynamicTree, float]
 
     def speedup(self, tree: DynamicTree, tau: float) -> float:
-        """Expected speedup over plain decoding."""
-        return tau * self.plain / (self.verify[tree.tokens + 1] + self.draft[tree])
+        """Expected speedup over plain decoding: τ · T(1) / (T(n) + drafting)."""
+        return tau * self.verify[1] / (self.verify[tree.tokens + 1] + self.draft[tree])
 
 
 @torch.inference_mode()
-def measure_costs(draft: EagleDraft) -> StepCosts:
-    """Time the target and the draft here and now; about two seconds for a small model on a CPU."""
+def measure_costs(
+    draft: EagleDraft,
+    trees: Sequence[DynamicTree] = tuple(tree for tree, _ in LADDER),
+    sizes: Sequence[int] = (),
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+) -> StepCosts:
+    """Time the target and the draft here and now; by default about two seconds for a small model on a CPU.
+
+    Args:
+        trees: to draft, and whose sizes to verify.
+        sizes: further numbers of nodes to verify.
+        context: tokens of context to measure at (half the target's limit at most).
+        rounds: over which the median is taken; sizes and trees are interleaved.
+    """
     target = draft.target
-    context = [token % target.vocab_size for token in range(100, 100 + min(CONTEXT, target.context_limit // 2))]
-    cache, drafter = target.new_cache(1, 2 * CONTEXT), EagleDrafter(draft, 1)
-    features, _ = target.prefill(cache, [context])
-    root = torch.tensor([context[0]], device=target.device)
-    drafter.commit(torch.tensor([[*context, context[0]]], device=target.device), features, [len(context)])
+    ids = [token % target.vocab_size for token in range(100, 100 + min(context, target.context_limit // 2))]
+    cache, drafter = target.new_cache(1, 2 * len(ids)), EagleDrafter(draft, 1)
+    features, _ = target.prefill(cache, [ids])
+    root = torch.tensor([ids[0]], device=target.device)
+    drafter.commit(torch.tensor([[*ids, ids[0]]], device=target.device), features, [len(ids)])
 
     def verify(size: int) -> None:
         tokens = root.expand(size)[None]
@@ -70,20 +81,22 @@ def measure_costs(draft: EagleDraft) -> StepCosts:
         target.verify(cache, DraftTree(tokens, parents, parents.float(), depths, 1))
         cache.rewind()
 
-    sizes = [1, *(tree.tokens + 1 for tree, _ in LADDER)]
-    verified: dict[int, list[float]] = {size: [] for size in sizes}
-    drafted: dict[DynamicTree, list[float]] = {tree: [] for tree, _ in LADDER}
-    for _ in range(ROUNDS):
-        for size in sizes:
-            verified[size].append(_seconds(lambda size=size: verify(size), target.device))  # type: ignore[misc]
-        for tree in drafted:
-            drafted[tree].append(_seconds(lambda tree=tree: drafter.propose(root, tree), target.device))  # type: ignore[misc]
-    verify_seconds = {size: median(times) for size, times in verified.items()}
-    return StepCosts(verify_seconds[1], verify_seconds, {tree: median(times) for tree, times in drafted.items()})
+    verified: dict[int, list[float]] = {size: [] for size in sorted({1, *sizes, *(tree.tokens + 1 for tree in trees)})}
+    drafted: dict[DynamicTree, list[float]] = {tree: [] for tree in trees}
+    for _ in range(rounds):
+        for size, times in verified.items():
+            times.append(_seconds(lambda size=size: verify(size), target.device))  # type: ignore[misc]
+        for tree, times in drafted.items():
+            times.append(_seconds(lambda tree=tree: drafter.propose(root, tree), target.device))  # type: ignore[misc]
+    return StepCosts(
+        {size: median(times) for size, times in verified.items()}, {tree: median(times) for tree, times in drafted.items()}
+    )
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
     """Wall time of a call, its work on the device included."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     started = time.perf_counter()
     call()
     if device.type != "cpu":

@@ -211,8 +211,8 @@ def test_a_shape_is_timed_with_random_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(small))
     tree = DynamicTree(12, 3, 4)
     found = project(str(tmp_path / "config.json"), torch.float32, torch.device("cpu"), (tree,), rounds=1)
-    assert found.verify.keys() >= {1, 13, 61} and found.draft["12/3/4"] > 0
-    assert found.speedup(tree, 4.0) == pytest.approx(2 * found.speedup(tree, 2.0))
+    assert found.costs.verify.keys() >= {1, 13, 61} and found.costs.draft[tree] > 0
+    assert found.costs.speedup(tree, 4.0) == pytest.approx(2 * found.costs.speedup(tree, 2.0))
     assert shape_config("llama-2-7b").num_hidden_layers == 32
     with pytest.raises(EyasError, match=r"did you mean llama-2-7b\?"):
         shape_config("llama2-7b")

@@ -6,23 +6,21 @@ Times do not depend on what the weights are, τ does: the speedup is printed for
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eyas.bench.tasks import nearest
-from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.budget import StepCosts, measure_costs
+from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
 from eyas.heads.eagle import EagleHead
 from eyas.target import Target
 from eyas.training.start import head_like
-from eyas.tree import DraftTree, DynamicTree
+from eyas.tree import DynamicTree
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, **more: Any) -> dict[str, Any]:
@@ -46,24 +44,17 @@ CONTEXT = 256
 
 @dataclass(frozen=True)
 class Projection:
-    """Measured costs of a shape.
+    """A shape, timed.
 
     Attributes:
         name: of the shape.
         parameters: of the target.
-        verify: seconds of a target forward by nodes.
-        draft: seconds of drafting a tree, by ``tokens/depth/width``.
+        costs: of its forwards and of drafting.
     """
 
     name: str
     parameters: int
-    verify: dict[int, float]
-    draft: dict[str, float]
-
-    def speedup(self, tree: DynamicTree, tau: float) -> float:
-        """What a τ would bring: τ · T(1) / (T(n) + drafting)."""
-        drafting = self.draft[f"{tree.tokens}/{tree.depth}/{tree.top_k}"]
-        return tau * self.verify[1] / (self.verify[tree.tokens + 1] + drafting)
+    costs: StepCosts
 
 
 def shape_config(name: str) -> Any:
@@ -111,42 +102,8 @@ def project(name: str, dtype: torch.dtype, device: torch.device, trees: tuple[Dy
     target = Target(model.to(device).eval(), None, name)
     head = EagleHead(head_like(target.config, None)).to(device, dtype).eval().requires_grad_(False)
     draft = EagleDraft(target, head)
-    cache, drafter = target.new_cache(1, 2 * CONTEXT), EagleDrafter(draft, 1)
-    context = list(range(100, 100 + CONTEXT))
-    features, _ = target.prefill(cache, [context])
-    root = torch.tensor([5], device=device)
-    drafter.commit(torch.tensor([[*context, 5]], device=device), features, [CONTEXT])
-
-    def verify(size: int) -> None:
-        tokens = torch.arange(1, size + 1, device=device)[None]
-        zeros = torch.zeros_like(tokens)
-        target.verify(cache, DraftTree(tokens, zeros, zeros.float(), (tokens > 1).long(), 1))
-        cache.rewind()
-
-    sizes = sorted({*SIZES, *(tree.tokens + 1 for tree in trees)})
-    verified: dict[int, list[float]] = {size: [] for size in sizes}
-    drafted: dict[DynamicTree, list[float]] = {tree: [] for tree in trees}
-    for _ in range(rounds + 1):  # the first warms up
-        for size in sizes:
-            verified[size].append(seconds(lambda size=size: verify(size), device))  # type: ignore[misc]
-        for tree in trees:
-            drafted[tree].append(seconds(lambda tree=tree: drafter.propose(root, tree), device))  # type: ignore[misc]
-    return Projection(
-        name, sum(parameter.numel() for parameter in model.parameters()),
-        {size: median(times[1:]) for size, times in verified.items()},
-        {f"{tree.tokens}/{tree.depth}/{tree.top_k}": median(times[1:]) for tree, times in drafted.items()},
-    )  # fmt: skip
-
-
-def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Wall time of a call, its work on the device included."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    started = time.perf_counter()
-    call()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter() - started
+    costs = measure_costs(draft, trees, SIZES, CONTEXT, rounds)
+    return Projection(name, sum(parameter.numel() for parameter in model.parameters()), costs)
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -160,13 +117,13 @@ def free_memory(device: torch.device) -> int | None:
         return None
 
 
-def lines(found: Projection, trees: tuple[DynamicTree, ...], taus: tuple[float, ...]) -> list[str]:
+def lines(found: Projection, taus: tuple[float, ...]) -> list[str]:
     """The projection as text."""
-    plain = found.verify[1]
+    costs, plain = found.costs, found.costs.verify[1]
     out = [f"{found.name}: {found.parameters / 1e9:.2f} billion parameters, T(1) {1000 * plain:.1f} ms, context {CONTEXT}"]
-    out.append("T(n)/T(1): " + ", ".join(f"{size} → {time / plain:.2f}" for size, time in found.verify.items()))
-    for tree in trees:
+    out.append("T(n)/T(1): " + ", ".join(f"{size} → {time / plain:.2f}" for size, time in costs.verify.items()))
+    for tree, drafting in costs.draft.items():
+        gains = ", ".join(f"τ {tau:g}: {costs.speedup(tree, tau):.2f}x" for tau in taus)
         shape = f"{tree.tokens}/{tree.depth}/{tree.top_k}"
-        gains = ", ".join(f"τ {tau:g}: {found.speedup(tree, tau):.2f}x" for tau in taus)
-        out.append(f"tree {shape}: drafting {found.draft[shape] / plain:.2f} T(1); speedup at {gains}")
+        out.append(f"tree {shape}: drafting {drafting / plain:.2f} T(1); speedup at {gains}")
     return out

@@ -174,7 +174,7 @@ def project_shape(shape: str, taus: tuple[float, ...], dtype: str, device: str) 
     trees = tuple(tree for tree, _ in LADDER if tree.tokens in (12, 24, 60))
     with progress(f"timing {shape}"):
         found = project(shape, pick_dtype(dtype, where, None), where, trees)
-    print("\n".join(lines(found, trees, taus)))
+    print("\n".join(lines(found, taus)))
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
