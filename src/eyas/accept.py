@@ -56,6 +56,8 @@ def walk(tree: DraftTree, choose: Callable[[Tensor, Tensor], Tensor]) -> Accepte
     length, next_token = torch.zeros_like(node), torch.zeros_like(node)
     alive = torch.ones(batch, dtype=torch.bool, device=device)
     path = node[:, None]
+    if tree.max_depth == 0:  # plain decoding: nothing to walk
+        return Accepted(path, length, choose(node, path))
     for _ in range(tree.max_depth + 1):
         token = choose(node, path)  # [B]
         next_token = torch.where(alive, token, next_token)

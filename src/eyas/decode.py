@@ -151,7 +151,7 @@ def decode(
         else:
             tree = drafter.propose(roots, policy.limited(deepest))
         drafted = clock()
-        logits, features = target.verify(cache, tree)  # [B, n, V], [B, n, H]
+        logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
         verified = clock()
         emitted = [len(request.ids) for request in rows]
         accepted = walk(tree, chooser([request.rule for request in rows], logits, tree, session.seen, emitted))
@@ -186,7 +186,7 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     if session.drafter is not None:
         session.drafter.truncate(known)
     fresh = [request.prompt[count:] for request, count in zip(requests, known, strict=True)]
-    features, logits = target.prefill(session.cache, fresh)  # [B, T, H], [B, V]
+    features, logits = target.prefill(session.cache, fresh, session.drafter is not None)  # [B, T, H], [B, V]
     tree = root_tree(upload([prompt[-1] for prompt in fresh], logits.device))
     histories = [request.prompt[:-1] for request in requests]
     rules = [request.rule for request in requests]

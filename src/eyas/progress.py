@@ -27,13 +27,14 @@ def progress_bar(console: Console, total: float) -> Iterator[Callable[[float, st
             yield lambda completed, what: bar.update(task, completed=completed, description=what)
         return
     began = said = time.monotonic()
+    first: float | None = None  # what had been done before
 
     def update(completed: float, what: str) -> None:
-        nonlocal said
-        now = time.monotonic()
+        nonlocal said, first
+        first, now = completed if first is None else first, time.monotonic()
         if now - said >= EVERY:
             said, share = now, completed / total
-            left = (now - began) * (1 - share) / share if share > 0 else None
+            left = (now - began) * (total - completed) / (completed - first) if completed > first else None
             console.print(f"{what} ({100 * share:.0f} %" + (f", {left / 60:.0f} minutes left)" if left is not None else ")"))
 
     yield update

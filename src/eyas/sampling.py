@@ -241,7 +241,7 @@ def chooser(
     def choose(nodes: Tensor, path: Tensor) -> Tensor:
         visited = logits[rows, nodes]  # [B, V]
         if plain:  # as `Rule.choose`, all rows at once
-            greedy = visited.argmax(dim=-1)
+            greedy = visited.float().argmax(dim=-1)  # half precision would take longer
             if not any(temperatures):
                 return greedy
             uniforms = [rule.uniforms[count + path.shape[1] - 1] for rule, count in zip(rules, emitted, strict=True)]

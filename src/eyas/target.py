@@ -84,12 +84,13 @@ class Target:
         return RowCache(self.layers, batch, capacity)
 
     @torch.no_grad()
-    def prefill(self, cache: RowCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def prefill(self, cache: RowCache, prompts: Sequence[Sequence[int]], with_features: bool = True) -> tuple[Tensor, Tensor]:
         """Run prompt tokens after what the cache holds, and commit them.
 
         Args:
             cache: a cache of ``len(prompts)`` rows, empty or holding each row's earlier tokens.
             prompts: token ids of each row, at least one; lengths may differ.
+            with_features: False spares the features; an empty tensor takes their place.
 
         Returns:
             Features [B, longest, H·layers] (rows past a prompt's length are rubbish) and the logits [B, V] after each prompt's
@@ -103,7 +104,7 @@ class Target:
             ids = [list(prompt[begin : begin + width]) for prompt in prompts]
             tokens = upload([row + [0] * (width - len(row)) for row in ids], self.device)
             last = sorted({count - 1 for count in counts if count})  # prompts that end before repeat their old logits
-            chunk, some = self._append(cache, tokens, upload(last, self.device))
+            chunk, some = self._append(cache, tokens, upload(last, self.device), with_features)
             places = upload([last.index(count - 1) if count else 0 for count in counts], self.device)
             here = some[torch.arange(len(counts), device=self.device), places]
             ends = upload([bool(count) for count in counts], self.device)
@@ -112,20 +113,25 @@ class Target:
             cache.keep([list(range(count)) for count in counts])
         return torch.cat(features, dim=1), logits
 
-    def _append(self, cache: RowCache, tokens: Tensor, keep_logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _append(self, cache: RowCache, tokens: Tensor, keep_logits: Tensor, with_features: bool) -> tuple[Tensor, Tensor]:
         """Causal forward of right-padded tokens [B, n] after each row's prefix; logits at columns ``keep_logits`` only."""
         batch, n = tokens.shape
         steps = torch.arange(n, device=self.device)
         if cache.start == 0:  # nothing cached: the model's own causal masks, and its fastest attention
-            return self._forward(cache, tokens, steps.expand(batch, n), None, keep_logits)
+            return self._forward(cache, tokens, steps.expand(batch, n), None, keep_logits, with_features)
         causal = (steps[:, None] >= steps).expand(batch, n, n)
         lengths = upload(cache.lengths, self.device)
         positions = lengths[:, None] + steps
-        return self._forward(cache, tokens, positions, causal, keep_logits)
+        return self._forward(cache, tokens, positions, causal, keep_logits, with_features)
 
     @torch.no_grad()
-    def verify(self, cache: RowCache, tree: DraftTree) -> tuple[Tensor, Tensor]:
+    def verify(self, cache: RowCache, tree: DraftTree, with_features: bool = True) -> tuple[Tensor, Tensor]:
         """Run all nodes of the trees in one forward; each sees its prefix, its ancestors and itself.
+
+        Args:
+            cache: the committed prefixes.
+            tree: what to verify.
+            with_features: False spares the features; an empty tensor takes their place.
 
         Returns:
             Logits [B, n, V] exactly as the model computes them, and features [B, n, H·layers]. The nodes' rows are appended to
@@ -134,11 +140,17 @@ class Target:
         lengths = upload(cache.lengths, self.device)
         positions = lengths[:, None] + tree.depths
         alone = tree.size == 1 and len(set(cache.lengths)) == 1
-        features, logits = self._forward(cache, tree.tokens, positions, None if alone else tree.ancestors, 0)
+        features, logits = self._forward(cache, tree.tokens, positions, None if alone else tree.ancestors, 0, with_features)
         return logits, features
 
     def _forward(
-        self, cache: RowCache, tokens: Tensor, positions: Tensor, relation: Tensor | None, keep_logits: int | Tensor
+        self,
+        cache: RowCache,
+        tokens: Tensor,
+        positions: Tensor,
+        relation: Tensor | None,
+        keep_logits: int | Tensor,
+        with_features: bool,
     ) -> tuple[Tensor, Tensor]:
         """One forward of the model; ``relation`` [B, n, n]: which new nodes each one sees, None: causal, by the model."""
         positions = positions.clamp(max=self.context_limit - 1)  # only nodes that will be cut can lie beyond
@@ -147,11 +159,13 @@ class Target:
             position_ids=positions,
             attention_mask=None if relation is None else self._masks(cache, positions, relation),
             use_cache=True,
-            output_hidden_states=True,
+            output_hidden_states=with_features,
             logits_to_keep=keep_logits,
             return_dict=True,
             **{self._cache_name: cache},
         )
+        if not with_features:
+            return output.logits.new_empty(len(tokens), 0, 0), output.logits
         states = [output.hidden_states[layer] for layer in self.feature_layers]
         return states[0] if len(states) == 1 else torch.cat(states, dim=-1), output.logits
 

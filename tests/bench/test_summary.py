@@ -15,6 +15,8 @@ from eyas.bench.records import Record, Run
 from eyas.bench.summary import acceptance_by_depth, interval, table, tau, time_shares
 from eyas.errors import EyasError
 
+NEAR = {"divergence": 2, "margin": -0.01, "tolerance": 0.1}
+
 
 @st.composite
 def records(draw: st.DrawFn) -> list[Record]:
@@ -35,10 +37,7 @@ def records(draw: st.DrawFn) -> list[Record]:
                         }
                     more = {} if method == "other" else seen
                     times = {"draft_seconds": 1.0, "verify_seconds": 2.0, "rest_seconds": 1.0}
-                    parted = {
-                        "divergence": draw(st.sampled_from([None, 2])),
-                        "margin": draw(st.sampled_from([None, 0.01, -3.0])),
-                    }
+                    parted = draw(st.sampled_from([{}, {"divergence": 2}, NEAR]))
                     tokens, seconds = list(range(1 + sum(delivered))), draw(st.floats(0.1, 9))
                     place = (task, str(number), 0, temperature, method)
                     found.append(Record(*place, 5, tokens, seconds, **more, **times, **parted))  # type: ignore[arg-type]
@@ -62,13 +61,16 @@ def test_a_table_follows_from_its_records(found: list[Record]) -> None:
                 assert min(ratios) - 1e-9 <= cell.low <= cell.high <= max(ratios) + 1e-9
                 assert cell.tokens_per_second == pytest.approx(sum(len(r.tokens) for r in own) / sum(r.seconds for r in own))
                 assert cell.identical == sum(r.divergence is None for r in own)
+                assert cell.near_ties == sum(r.margin is not None for r in own)
                 if method == "other":
                     assert cell.tau is None
                 else:
                     tokens = sum(len(r.tokens) - 1 for r in own)  # the prefill's token has no step
-                    assert cell.tau == pytest.approx(tokens / sum(r.steps or 0 for r in own))
+                    assert cell.tau == pytest.approx(tokens / sum(len(r.delivered or ()) for r in own))
         for method, cell in cells["mean"].items():
             assert cell.speedup == pytest.approx((cells["a"][method].speedup + cells["b"][method].speedup) / 2)
+            if method != "other":
+                assert cell.tau == pytest.approx(((cells["a"][method].tau or 0) + (cells["b"][method].tau or 0)) / 2)
             assert cell.n == cells["a"][method].n + cells["b"][method].n
         assert cells["mean"][BASELINE].speedup == 1.0
 

@@ -54,6 +54,11 @@ def test_empty_and_missing_places(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(EyasError, match="no folder with"):
             read_folder(place)
+    write(tmp_path / "a.jsonl", {"id": 1, "turns": ["x"]}, {"id": 1, "turns": ["y"]})
+    with pytest.raises(EyasError, match="two questions with id 1"):
+        read_folder(tmp_path)
+    write(tmp_path / "a.jsonl", {"turns": ["x"]}, {"turns": ["y"]})
+    assert [each.id for each in read_folder(tmp_path)] == ["1", "2"]
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(EyasError, match="the file is empty"):
         read_folder(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.corpus import Corpus
+from eyas.data.corpus import BEGINNING, Corpus
 from eyas.errors import EyasError
 
 
@@ -26,6 +26,7 @@ def test_what_was_added_is_there_again_when_reopened(tmp_path: Path) -> None:
     again = Corpus(path, "tiny")
     assert (again.keys, again.tokens, again.questions) == ({"x", "y"}, 6, {"ä b", "c"})
     again.close()
+    assert path.read_bytes().startswith(BEGINNING)
     assert [json.loads(line)["target"] for line in path.read_text().splitlines()] == ["tiny", "tiny"]
 
 
@@ -43,7 +44,9 @@ def test_a_line_that_a_kill_left_incomplete_is_cut_off(tmp_path: Path) -> None:
         assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["x", "y"]
 
 
-@pytest.mark.parametrize("content", [b"text\n", b"{}\n", b'{"messages": []}\n', b"[1]\n"])
+@pytest.mark.parametrize(
+    "content", [b"text\n", b"{}\n", b'{"messages": []}\n', b"[1]\n", b"text", b'{"messages": []}', b'[{"id": "']
+)
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(content)
@@ -58,6 +61,16 @@ def test_another_targets_file_is_refused(tmp_path: Path) -> None:
     corpus.close()
     with pytest.raises(EyasError, match="conversations of tiny, not of large"):
         Corpus(tmp_path / "c.jsonl", "large")
+
+
+def test_requests_are_known_again_behind_a_system_message(tmp_path: Path) -> None:
+    first = Corpus(tmp_path / "c.jsonl", "tiny")
+    system = {"role": "system", "content": "s"}
+    first.add({**row("x"), "messages": [system, *row("x")["messages"]]})
+    first.close()
+    again = Corpus(tmp_path / "c.jsonl", "tiny")
+    assert again.questions == {"a b"}
+    again.close()
 
 
 def test_two_writers_are_one_too_many(tmp_path: Path) -> None:

@@ -143,6 +143,11 @@ class Server(BaseHTTPRequestHandler):
             return self.reply(503, {})
         if self.headers.get("Authorization") == "Bearer wrong":
             return self.reply(401, {"error": "bad key"})
+        long = len(body["messages"][0]["content"]) > 14 if "messages" in body else False
+        if self.headers.get("Authorization") == "Bearer broken" or (
+            self.headers.get("Authorization") == "Bearer full" and long
+        ):
+            return self.reply(400, {"error": "too long"})
         Server.bodies.append(body)
         if self.path == "/v1/completions":
             choice = {"text": f" d {Server.calls}", "finish_reason": "stop"}
@@ -195,5 +200,11 @@ def test_a_server_that_refuses_or_is_away_is_told(
     monkeypatch.setenv("EYAS_API_KEY", "wrong")
     with pytest.raises(EyasError, match=r"refuses \(401.*EYAS_API_KEY"):
         make(DataOptions(out=tmp_path / "c.jsonl", endpoint=url), PROMPTS)
+    monkeypatch.setenv("EYAS_API_KEY", "full")
+    desk = make(DataOptions(out=tmp_path / "d.jsonl", endpoint=url, rows=3), PROMPTS)
+    assert desk.dropped == {"prompts that the server refuses": 1} and desk.done == 6
+    monkeypatch.setenv("EYAS_API_KEY", "broken")
+    with pytest.raises(EyasError, match=r"refuses \(400"):
+        make(DataOptions(out=tmp_path / "e.jsonl", endpoint=url, rows=3), PROMPTS)
     with pytest.raises(EyasError, match=f"no answer in {TRIES} tries"):
         Endpoint.open("http://127.0.0.1:9/v1", None)

@@ -33,10 +33,12 @@ def pictures(run: Run) -> dict[str, bytes]:
         found[f"speedup{suffix}"] = drawn(lambda axes, t=temperature: speedup_bars(axes, run, t), 8, 4.2)  # type: ignore[misc]
         if any(record.depths and max(record.depths) for record in chosen):
             found[f"acceptance{suffix}"] = drawn(lambda axes, c=chosen: depth_lines(axes, c), 7, 4)  # type: ignore[misc]
-        if any(record.verify_seconds for record in chosen):
+        on_host = str(run.environment.get("device", "cpu")).startswith("cpu")  # elsewhere launches are timed, not work
+        if on_host and any(record.verify_seconds for record in chosen):
             found[f"time{suffix}"] = drawn(lambda axes, c=chosen: time_bars(axes, c), 7, 3.6)  # type: ignore[misc]
     if run.observed.get("calibration"):
         found["calibration"] = drawn(lambda axes: calibration(axes, run.observed), 6, 4.5)
+    if run.observed.get("positions"):
         found["positions"] = drawn(lambda axes: positions(axes, run.observed), 8, 4)
     if run.observed.get("example"):
         found["tree"] = drawn(lambda axes: draft_tree(axes, run.observed["example"]), 10, 6.5)

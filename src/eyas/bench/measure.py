@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from eyas.engine import Engine
 from eyas.errors import EyasError
 
 WARM_TOKENS = 16
+ROUNDING = 2  # two ways of computing a logit in half precision differ by about a unit in the last place, each way
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def measure(
 ) -> list[dict[str, str]]:
     """Run what the journal does not hold yet.
 
-    The order of the methods rotates from question to question, so that none is always first or always follows the same one.
+    The order of the methods is drawn anew for every question, so that none is always first or always follows the same one.
     A later turn's prompt holds the *baseline's* earlier answers, so that all methods answer the same.
 
     Args:
@@ -67,9 +69,9 @@ def measure(
                 method(warm, Asked(WARM_TOKENS, temperature, protocol.seed))
     before = len(questions) * len(protocol.temperatures) - len(pending)
     for number, (question, temperature) in enumerate(pending):
-        shift = number % len(names)
+        order = random.Random(f"{question.task} {question.id} {temperature}").sample(names, len(names))
         try:
-            ask(engine, methods, names[shift:] + names[:shift], question, temperature, protocol, journal)
+            ask(engine, methods, order, question, temperature, protocol, journal)
         except EyasError as error:
             skipped.append({"task": question.task, "id": question.id, "reason": str(error)})
         report(before + number + 1, f"{question.task} {question.id}")
@@ -146,8 +148,8 @@ def compared(engine: Engine, ids: list[int], found: Record, baseline: list[int])
         return found
     if place >= min(len(found.tokens), len(baseline)):  # one is the beginning of the other: it stopped early
         return replace(found, divergence=place)
-    margin = log_margin(engine, [*ids, *baseline[:place]], baseline[place], found.tokens[place])
-    return replace(found, divergence=place, margin=margin)
+    margin, tolerance = log_margin(engine, [*ids, *baseline[:place]], baseline[place], found.tokens[place])
+    return replace(found, divergence=place, margin=margin, tolerance=tolerance)
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -159,7 +161,13 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 @torch.inference_mode()
-def log_margin(engine: Engine, ids: list[int], first: int, second: int) -> float:
-    """How much more likely, in log-probability, the target finds one token than another after a text, in one plain forward."""
+def log_margin(engine: Engine, ids: list[int], first: int, second: int) -> tuple[float, float]:
+    """How much more likely the target finds one token than another after a text, in one plain forward.
+
+    Returns:
+        The difference of their log-probabilities, and how far rounding alone may move it: `ROUNDING` units in the last place
+        of logits of this size in the target's dtype.
+    """
     _, logits = engine.target.prefill(engine.target.new_cache(1), [ids])
-    return float(logits[0, first].float() - logits[0, second].float())
+    one, other = float(logits[0, first]), float(logits[0, second])
+    return one - other, ROUNDING * torch.finfo(engine.target.dtype).eps * max(abs(one), abs(other))

@@ -16,16 +16,18 @@ import torch
 from eyas.bench.tasks import nearest
 from eyas.engine import Engine
 from eyas.errors import EyasError
-from eyas.options import METHODS
+from eyas.options import METHODS, SETTINGS
 from eyas.statistics import Statistics
 
 BASELINE = "autoregressive"
-PUBLISHED = {"tokens": 60, "depth": 6, "width": 10}  # the paper's tree for a 7B target
+PUBLISHED = "60/6/10"  # tokens, depth, width of the paper's tree for a 7B target
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "eagle2-confidence": {**PUBLISHED, "rank_by": "confidence"},
-    "eagle2-no-rerank": {**PUBLISHED, "rerank": False},
-    "eagle2-neither": {**PUBLISHED, "rank_by": "confidence", "rerank": False},
+    "eagle2-confidence": {"rank_by": "confidence"},
+    "eagle2-no-rerank": {"rerank": False},
+    "eagle2-neither": {"rank_by": "confidence", "rerank": False},
 }
+NEUTRAL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""For all methods alike, whatever the model's generation_config says."""
 PEERS = ("transformers", "transformers-static", "transformers-lookup", "transformers-assisted", "llama.cpp", "llama.cpp-lookup")
 KNOWN = (*METHODS, *ABLATIONS, *PEERS)
 
@@ -77,17 +79,19 @@ def make_method(name: str, engine: Engine) -> Method:
         from eyas.bench.peers import make_peer
 
         return make_peer(word, engine)
-    if word == "eagle2" and shape == "fixed":
-        shape = "60/6/10"
-    settings = ABLATIONS.get(word) or tree_settings(name, word, shape)
-    method = "eagle2" if word in ABLATIONS else word
+    if word in ABLATIONS:
+        method, settings = "eagle2", {**tree_settings(name, "eagle2", shape or PUBLISHED), **ABLATIONS[word]}
+    else:
+        method, settings = word, tree_settings(name, word, shape)
     engine.request([0], method=method, **settings)  # what is wrong with it is told now
     engine.new_drafter(method)
 
     def run(ids: list[int], asked: Asked) -> Answer:
-        options: dict[str, Any] = {"temperature": asked.temperature, "seed": asked.seed, "max_new_tokens": asked.max_new_tokens}
+        options = {**NEUTRAL, "temperature": asked.temperature, "seed": asked.seed, "max_new_tokens": asked.max_new_tokens}
         started = time.perf_counter()
         result = engine.generate(ids, method=method, **settings, **options)
+        if result.finish_reason == "interrupted":
+            raise KeyboardInterrupt  # half an answer must not count
         if engine.target.device.type != "cpu":
             torch.accelerator.synchronize(engine.target.device)
         return Answer(result.token_ids, time.perf_counter() - started, result.stats)
@@ -103,12 +107,7 @@ def tree_settings(name: str, word: str, shape: str) -> dict[str, int]:
     """
     if not shape:
         return {}
-    keys = {
-        "eagle2": ("tokens", "depth", "width"),
-        "ngram": ("tokens", "depth", "width"),
-        "model": ("tokens", "depth", "width"),
-    }
-    wanted = keys.get(word, ("depth",) if word == "chain" else ())
+    wanted = [key for key in SETTINGS.get(word, ()) if key in ("tokens", "depth", "width")]
     try:
         numbers = [int(part) for part in shape.split("/")]
         return dict(zip(wanted, numbers, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,12 +42,12 @@ def transformers_generate(engine: Engine, more: dict[str, Any]) -> Method:
         sampling: dict[str, Any] = {"do_sample": False}
         if asked.temperature:
             torch.manual_seed(asked.seed)
-            sampling = {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         started = time.perf_counter()
         with torch.inference_mode():
             out = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=asked.max_new_tokens,
-                eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0, **sampling, **more,
+                eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0, repetition_penalty=1.0, **sampling, **more,
             )  # fmt: skip
         said: list[int] = out[0, len(ids) :].tolist()
         return Answer(said, time.perf_counter() - started, None)
@@ -66,22 +65,33 @@ def llama_cpp(engine: Engine, lookup: bool) -> Method:
     file = engine.target.gguf
     if file is None:
         raise EyasError(f"method llama.cpp needs a .gguf file, but {engine.target.name} is none; leave it out")
+    if engine.target.device.type != "cpu":
+        raise EyasError(f"method llama.cpp is compared on the CPU, but {engine.target.name} is on {engine.target.device}")
     draft = LlamaPromptLookupDecoding(num_pred_tokens=10) if lookup else None
     try:
-        model = library.Llama(str(file), n_ctx=4096, n_threads=torch.get_num_threads(), verbose=False, draft_model=draft)
+        model = library.Llama(
+            str(file),
+            n_ctx=min(engine.target.context_limit, 8192),
+            n_threads=torch.get_num_threads(),
+            verbose=False,
+            draft_model=draft,
+        )
     except Exception as error:  # whatever the native library makes of the file
         raise EyasError(f"method llama.cpp cannot load {file} ({first_line(error)}); leave it out") from error
     ends = engine.target.eos_ids
 
     def run(ids: list[int], asked: Asked) -> Answer:
         model.reset()
+        model.set_seed(asked.seed)
         said: list[int] = []
-        stream: Callable[..., Any] = model.generate
         started = time.perf_counter()
-        for token in stream(ids, temp=asked.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
-            said.append(int(token))
-            if token in ends or len(said) == asked.max_new_tokens:
-                break
+        try:
+            for token in model.generate(ids, temp=asked.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0):
+                said.append(int(token))
+                if token in ends or len(said) == asked.max_new_tokens:
+                    break
+        except (RuntimeError, ValueError) as error:
+            raise EyasError(f"llama.cpp refuses a prompt of {len(ids)} tokens ({first_line(error)})") from error
         return Answer(said, time.perf_counter() - started, None)
 
     return run

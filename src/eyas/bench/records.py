@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from eyas.errors import EyasError, first_line
+from eyas.files import replacing
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Record:
         draft_seconds, verify_seconds, rest_seconds, prefill_seconds: where the time went; None likewise.
         divergence: where the tokens first differ from the baseline's (greedy only); None: nowhere.
         margin: there, the difference of the target's log-probabilities of the two tokens, as the target alone computes them.
+        tolerance: how far rounding alone may move that margin; up to it, the parting is a near-tie.
     """
 
     task: str
@@ -51,6 +53,7 @@ class Record:
     rest_seconds: float | None = None
     divergence: int | None = None
     margin: float | None = None
+    tolerance: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int, float, str]:
@@ -61,11 +64,6 @@ class Record:
     def speed(self) -> float:
         """Delivered tokens a second of wall time."""
         return len(self.tokens) / self.seconds
-
-    @property
-    def steps(self) -> int | None:
-        """Draft-and-verify steps."""
-        return None if self.delivered is None else len(self.delivered)
 
 
 @dataclass(frozen=True)
@@ -116,12 +114,8 @@ def processor() -> str:
 
 def write_run(path: Path, run: Run) -> None:
     """Write a run as one JSON file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
+    with replacing(path, "run") as temporary:
         temporary.write_text(json.dumps(asdict(run), ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_run(path: Path) -> Run:
@@ -150,13 +144,14 @@ class Journal:
         self.path = path
         self.records: list[Record] = []
         if path.exists():
-            names = {each.name for each in fields(Record)}
-            whole = path.read_bytes()
-            whole = whole[: whole.rfind(b"\n") + 1]
-            for line in whole.splitlines():
-                row = json.loads(line)
-                self.records.append(Record(**{name: value for name, value in row.items() if name in names}))
-            path.write_bytes(whole)
+            data = path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            try:
+                self.records = [Record(**json.loads(line)) for line in data[:whole].splitlines()]
+            except (ValueError, TypeError) as error:
+                raise EyasError(f"{path}: damaged ({first_line(error)}); remove it, or pass another --out") from error
+            if whole < len(data):
+                os.truncate(path, whole)
 
     def add(self, records: Iterable[Record]) -> None:
         """Append records; they are in the system's hands when this returns."""

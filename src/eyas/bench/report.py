@@ -9,7 +9,8 @@ from pathlib import Path
 from eyas.bench.figures import pictures
 from eyas.bench.methods import BASELINE
 from eyas.bench.records import Run
-from eyas.bench.summary import NEAR_TIE, Cell, table
+from eyas.bench.summary import Cell, table
+from eyas.files import replacing
 
 CAPTIONS = {
     "speedup": "Speedup by task: median over answers of tokens per second over plain decoding's for the same prompt.",
@@ -65,7 +66,7 @@ def described(run: Run) -> str:
     return (
         f"{what['target']}, draft {what['draft']}, {where['dtype']} on {where['accelerator'] or where['processor']} "
         f"({where['threads']} threads, {where['cpu_capability']}); {versions}. {what['max_new_tokens']} new tokens, seed "
-        f"{what['seed']}; methods interleaved question by question in one process, their order rotating."
+        f"{what['seed']}; methods interleaved question by question in one process, in an order drawn for each."
         + (f" Tree of eagle2: {what['tree']}." if what.get("tree") else "")
     )
 
@@ -76,7 +77,7 @@ def notes(run: Run) -> list[str]:
         "speedup: median over answers of tokens per second over plain decoding's for the same prompt, with a 95 % bootstrap "
         "interval; mean: over tasks. τ: delivered tokens per draft-and-verify step, the prompt's forward excluded. same: "
         "greedy answers equal to plain decoding's token for token; near-ties: others that part where the target's own "
-        f"log-probabilities differ by less than {NEAR_TIE:g}, which half precision cannot tell apart.",
+        "log-probabilities of the two tokens differ by no more than rounding in its dtype may.",
     ]
     if run.observed.get("calibration"):
         judged, accepted = run.observed["calibration"]["judged"], run.observed["calibration"]["accepted"]
@@ -100,9 +101,8 @@ def write_report(run: Run, folder: Path) -> list[Path]:
     files["report.md"] = (text + "\n" + "\n".join(f"![{_caption(name)}]({name}.png)\n" for name in drawn)).encode()
     files["report.html"] = page(text, drawn).encode()
     for name, data in files.items():
-        temporary = folder / f".{name}"
-        temporary.write_bytes(data)
-        temporary.replace(folder / name)
+        with replacing(folder / name, "report") as temporary:
+            temporary.write_bytes(data)
     return [folder / name for name in files]
 
 

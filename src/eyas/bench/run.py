@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import tempfile
@@ -22,6 +23,7 @@ from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.progress import progress_bar
 from eyas.sampling import SamplingOptions
+from eyas.tree import DynamicTree
 
 DEFAULT_METHODS = (
     BASELINE,
@@ -34,6 +36,7 @@ DEFAULT_METHODS = (
     "ngram",
     "transformers",
 )
+UNTRAINED_METHODS = (BASELINE, "ngram", "transformers", "transformers-lookup")
 QUICK_METHODS = (BASELINE, "eagle2", "eagle1", "chain", "ngram", "transformers")
 JOURNAL, RUN = "records.jsonl", "run.json"
 
@@ -80,9 +83,7 @@ class BenchOptions:
         """A few minutes' worth of the same."""
         protocol = replace(self.protocol, max_new_tokens=min(self.protocol.max_new_tokens, 64), temperatures=(0.0,))
         methods = QUICK_METHODS if self.methods == DEFAULT_METHODS else self.methods
-        return replace(
-            self, methods=methods, per_task=min(self.per_task or 1, 1), protocol=protocol, observed=min(self.observed, 2)
-        )
+        return replace(self, methods=methods, per_task=1, protocol=protocol, observed=min(self.observed, 2))
 
 
 def read_questions(options: BenchOptions) -> list[Question]:
@@ -129,13 +130,15 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
     tree = engine.tree if "eagle2" in names else None
     settings: dict[str, Any] = {
         "target": engine.target.name, "draft": draft_name, "methods": names, "questions": len(questions),
+        "assistant": engine.assistant.name if engine.assistant else None, "digest": digest(questions),
+        "dtype": str(engine.target.dtype).removeprefix("torch."), "device": str(engine.target.device),
         "tree": f"{tree.tokens}/{tree.depth}/{tree.top_k}" if tree else None, **asdict(options.protocol),
         "tasks": list(dict.fromkeys(question.task for question in questions)),
     }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
+    check_folder(options.out)
     settings["temperatures"] = list(options.protocol.temperatures)
     where = environment(engine.target.dtype, engine.target.device)
-    started = options.out / RUN
+    started, skipped, seen = options.out / RUN, [], {}
     if started.exists():
         before = read_run(started)
         differs = [name for name in settings if name != "tree" and before.settings.get(name) != settings[name]]
@@ -147,14 +150,14 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
             )
         if before.settings.get("tree") and tree:  # timing may choose another tree now: a run keeps its first
             tokens, depth, width = map(int, before.settings["tree"].split("/"))
-            engine.tree = type(tree)(tokens, depth, width)
+            engine.tree = DynamicTree(tokens, depth, width)
             settings["tree"] = before.settings["tree"]
+        skipped, seen = before.skipped, before.observed
     journal = Journal(options.out / JOURNAL)
-    write_run(started, Run(settings, where))
+    write_run(started, Run(settings, where, journal.records, skipped, seen))
     with progress_bar(console, len(questions) * len(options.protocol.temperatures)) as update:
         skipped = measure(engine, methods, questions, options.protocol, journal, update)
-    seen: dict[str, Any] = {}
-    if options.observed and engine.draft is not None:
+    if options.observed and not seen and engine.draft is not None:
         with console.status("watching draft trees …"):
             watched = [each for each in questions if {"task": each.task, "id": each.id} not in [_place(s) for s in skipped]]
             seen = observe(engine, watched[: options.observed], options.protocol.max_new_tokens)
@@ -163,6 +166,11 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
     for path in write_report(run, options.out):
         console.print(os.fspath(path), soft_wrap=True, highlight=False)
     return run
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """What tells one set of questions from another."""
+    return hashlib.blake2b(repr([(each.task, each.id, each.turns) for each in questions]).encode(), digest_size=8).hexdigest()
 
 
 def _place(skipped: dict[str, str]) -> dict[str, str]:

@@ -91,8 +91,11 @@ def project(name: str, dtype: torch.dtype, device: torch.device, trees: tuple[Dy
     Raises:
         EyasError: it does not fit into the memory at hand.
     """
-    config = shape_config(name)
-    needed, free = bytes_needed(config, dtype), free_memory(device)
+    config, free = shape_config(name), free_memory(device)
+    try:
+        needed = bytes_needed(config, dtype)
+    except Exception as error:  # a configuration of another kind of model
+        raise EyasError(f"shape {name}: no causal language model can be built of it ({first_line(error)})") from error
     if free is not None and 1.15 * needed > free:
         raise EyasError(
             f"shape {name} needs {needed / 1e9:.0f} GB in {dtype}, but {device} has {free / 1e9:.0f} free; take a smaller one"

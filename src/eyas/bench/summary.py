@@ -11,7 +11,6 @@ from eyas.bench.methods import BASELINE
 from eyas.bench.records import Record
 
 RESAMPLES = 2000
-NEAR_TIE = 0.1  # of log-probability: below, two ways of computing the same logits in half precision may tip it
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Cell:
         low, high: 95 % bootstrap interval of that median.
         tokens_per_second: delivered tokens over wall time, all answers together.
         identical: greedy answers whose tokens all equal the baseline's.
-        near_ties: of the others, those that part where the target's margin is below `NEAR_TIE`.
+        near_ties: of the others, those that part where rounding alone may tip the target's choice.
     """
 
     n: int
@@ -70,7 +69,7 @@ def cell(own: Sequence[Record], ratios: Sequence[float], seed: str) -> Cell:
         n=len(own), tau=tau(own), speedup=median(ratios), low=low, high=high,
         tokens_per_second=sum(len(each.tokens) for each in own) / sum(each.seconds for each in own),
         identical=sum(each.divergence is None for each in own),
-        near_ties=sum(each.margin is not None and abs(each.margin) < NEAR_TIE for each in own),
+        near_ties=sum(abs(each.margin) <= (each.tolerance or 0) for each in own if each.margin is not None),
     )  # fmt: skip
 
 

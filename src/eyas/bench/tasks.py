@@ -86,9 +86,13 @@ def read_folder(folder: Path) -> list[Question]:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                found.append(question(row, _task_of(file, row)))
+                found.append(question({"id": number, **row}, _task_of(file, row)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise EyasError(f"tasks {file}, line {number}: no question with turns ({first_line(error)})") from error
+    names = [(each.task, each.id) for each in found]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise EyasError(f"tasks {folder}: task {twice[0]} has two questions with id {twice[1]}; give each its own")
     return found
 
 
@@ -103,7 +107,7 @@ def question(row: Mapping[str, Any], task: str) -> Question:
     turns = row["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError('"turns" is no list of texts')
-    return Question(str(row.get("task") or task), str(row.get("id", row.get("question_id"))), tuple(turns))
+    return Question(str(row.get("task") or task), str(row.get("question_id", row.get("id"))), tuple(turns))
 
 
 def read_hub(names: Iterable[str], per_task: int) -> list[Question]:

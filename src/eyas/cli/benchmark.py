@@ -69,28 +69,31 @@ def bench(
         return
     from eyas.bench import BenchOptions, Protocol, run_bench
     from eyas.bench.report import markdown
-    from eyas.bench.run import DEFAULT_METHODS, check_folder, read_questions
+    from eyas.bench.run import DEFAULT_METHODS, UNTRAINED_METHODS, check_folder, read_questions
 
     if shape is not None:
         project_shape(shape, read_numbers("tau", taus), dtype, device)
         return
     if out is None:
         raise EyasError("no output folder; pass --out DIR (or --shape NAME for a projection)")
+    alone = draft is None and target is not None  # a target without a draft
     protocol = Protocol(max_new_tokens, read_numbers("temperatures", temperatures), seed)
+    chosen = split_names(methods) or (UNTRAINED_METHODS if alone else DEFAULT_METHODS)
     options = BenchOptions(
-        out=out, methods=split_names(methods) or DEFAULT_METHODS, tasks=split_names(tasks), tasks_dir=tasks_dir, hub=hub,
+        out=out, methods=chosen, tasks=split_names(tasks), tasks_dir=tasks_dir, hub=hub,
         per_task=per_task, turns=turns, protocol=protocol, observed=observed,
     )  # fmt: skip
     options = options.quick() if quick else options
     wanted_questions = read_questions(options)  # mistakes must not wait for the model
     check_folder(out)
     with progress(f"loading {target or 'the embedded target'}"):
-        alone = draft is None and target is not None
         engine = load(
             target, draft, dtype=dtype, device=device, assistant=assistant, trust_remote_code=trust_remote_code,
             method="autoregressive" if alone else "eagle2",
         )  # fmt: skip
-    run = run_bench(engine, draft or "the shipped one", wanted_questions, options, Console(file=sys.stderr))
+    run = run_bench(
+        engine, draft or ("none" if alone else "the shipped one"), wanted_questions, options, Console(file=sys.stderr)
+    )
     print(markdown(run))
 
 
@@ -131,9 +134,10 @@ def check(
     ] = None,
     target: TargetOption = None,
     draft: DraftOption = None,
+    assistant: AssistantOption = None,
     method: MethodOption = "eagle2",
     max_new_tokens: MaxNewOption = 64,
-    limit: Annotated[int, typer.Option("--limit", help="Prompts at most.")] = 12,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts at most.")] = 12,
     seed: Annotated[int, typer.Option("--seed", help="Of sampling.")] = 0,
     device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
@@ -146,18 +150,21 @@ def check(
     if prompts is None:
         asked = [[{"role": "user", "content": each.turns[0]}] for each in own_questions()[::4]]
     else:
-        rows = read_conversations(prompts).rows
-        asked = [[m for m in row["messages"] if m["role"] != "assistant"][:1] for row in rows]
+        asked = [first_request(row["messages"]) for row in read_conversations(prompts, limit=limit).rows]
     passed = True
     for dtype in audit_dtypes():
         with progress(f"loading {target or 'the embedded target'} in {dtype}"):
-            engine = load(target, draft, dtype=dtype, device=device, method=method, trust_remote_code=trust_remote_code)
+            engine = load(
+                target, draft, dtype=dtype, device=device, method=method, assistant=assistant,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
         ids = [engine.render(messages) for messages in asked[:limit]]
         with progress(f"checking in {dtype}"):
             found = audit(engine, ids, method, max_new_tokens, seed)
         for finding in found:
             print(f"{'ok  ' if finding.passed else 'FAIL'} {finding.what}: {finding.detail}")
             passed &= finding.passed
+        del engine  # one at a time in memory
     print("lossless: no difference found" if passed else "NOT lossless: see the lines above")
     if not passed:
         raise typer.Exit(1)
@@ -175,6 +182,12 @@ def project_shape(shape: str, taus: tuple[float, ...], dtype: str, device: str) 
     with progress(f"timing {shape}"):
         found = project(shape, pick_dtype(dtype, where, None), where, trees)
     print("\n".join(lines(found, taus)))
+
+
+def first_request(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A conversation up to the user's first turn."""
+    turn = next(place for place, message in enumerate(messages) if message["role"] == "user")
+    return messages[: turn + 1]
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

@@ -11,6 +11,8 @@ from filelock import FileLock, Timeout
 
 from eyas.errors import EyasError
 
+BEGINNING = b'{"id": "'  # of every row
+
 
 class Corpus:
     """An output file that a killed run continues without loss or repeats.
@@ -49,14 +51,14 @@ class Corpus:
         self.file.seek(0)
         whole = 0  # bytes in complete lines
         for number, line in enumerate(self.file, start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and line.startswith(BEGINNING[: len(line)]):
                 break
             whole += len(line)
             try:
                 row = json.loads(line)
                 self._count(row)
                 owner = row["target"]
-            except (ValueError, TypeError, KeyError, IndexError):
+            except (ValueError, TypeError, KeyError, StopIteration):
                 raise EyasError(f"output {self.path}: line {number} is no row of 'eyas data'; pass another file") from None
             if owner != self.target:
                 raise EyasError(
@@ -66,7 +68,7 @@ class Corpus:
 
     def _count(self, row: dict[str, Any]) -> None:
         self.keys.add(row["id"])
-        self.questions.add(normalised(row["messages"][0]["content"]))
+        self.questions.add(normalised(next(each["content"] for each in row["messages"] if each["role"] == "user")))
         self.tokens += row["tokens"]
 
     def add(self, row: dict[str, Any]) -> None:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from eyas.data.corpus import Corpus, normalised
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 
 OPENINGS = Path(__file__).parent / "openings.txt"
 MARK = "EYAS-USER-TURN"
+MAX_QUESTION = 512  # tokens of an invented request; longer ones are thrown away
+HOPELESS = 1000  # conversations dropped without one that was any use
 
 
 @dataclass
@@ -75,7 +77,6 @@ class Desk:
         template: the target's user turn, for invented requests; None where they are given.
         tokens: begin no new conversation once so many answer tokens are written or under way; None: no limit.
         question_temperature: of invented requests.
-        max_question: tokens of an invented request; longer ones are thrown away.
         max_answer: tokens of an answer; longer ones are cut, and say so.
     """
 
@@ -84,7 +85,6 @@ class Desk:
     template: UserTurn | None = None
     tokens: int | None = None
     question_temperature: float = 0.9
-    max_question: int = 512
     max_answer: int = 384
     done: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Desk:
             return Turn(dialogue, list(dialogue.messages), "", dialogue.temperature, seed, self.max_answer)
         assert self.template is not None and dialogue.opening is not None
         text = self.template.before + dialogue.opening
-        return Turn(dialogue, None, text, self.question_temperature, seed, self.max_question)
+        return Turn(dialogue, None, text, self.question_temperature, seed, MAX_QUESTION)
 
     def give(self, turn: Turn, text: str, finished: bool, tokens: int) -> None:
         """Take what was written for a turn: ``finished`` where it ended by itself, after ``tokens`` tokens."""
@@ -159,6 +159,10 @@ class Desk:
             return
         self.under_way -= self.max_answer // 2
         self.dropped[why] = self.dropped.get(why, 0) + 1
+        if not self.done and sum(self.dropped.values()) >= HOPELESS:
+            raise EyasError(
+                f"{HOPELESS} conversations came to nothing (mostly {max(self.dropped, key=self.dropped.__getitem__)})"
+            )
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,10 @@ def user_turn(tokenizer: Any, system: str | None = None) -> UserTurn:
     if tokenizer is None or not tokenizer.chat_template:
         raise EyasError("the target has no chat template to invent requests in; pass --prompts, or take an instruct model")
     messages = [*opening_messages(system), {"role": "user", "content": MARK}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates are programs of the model's authors and raise what they like
+        raise EyasError(f"the target's chat template refuses these messages ({first_line(error)})") from error
     before, mark, after = text.partition(MARK)
     if not mark:
         raise EyasError("the target's chat template does not repeat what the user says; pass --prompts")

@@ -8,15 +8,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from http.client import HTTPException
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from eyas.data.dialogue import Desk, Turn
 from eyas.errors import EyasError, first_line
 
 TRIES = 6
+REFUSED = (400, 413, 422)  # of one request, such as a prompt too long; the server may well take the next
 TIMEOUT = 600.0  # seconds for one answer
+
+
+class RefusedError(EyasError):
+    """The server refuses one request for what it is."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Endpoint:
         base = cls(url.rstrip("/"), model or "", key, pause)
         if not url.startswith(("http://", "https://")):
             raise EyasError(f"endpoint {url}: not a URL; pass one such as http://localhost:8000/v1")
-        names = [entry.get("id") for entry in base.ask("models", None).get("data", [])]
+        names = [entry.get("id") for entry in base.ask("models", None).get("data") or []]
         if not names or (model and model not in names):
             raise EyasError(f"endpoint {url}: serves {', '.join(map(str, names)) or 'no model'}; name one with --model")
         return cls(base.url, model or str(names[0]), key, pause)
@@ -72,8 +79,9 @@ class Endpoint:
                 reason = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
                 if error.code not in (408, 409, 429) and error.code < 500:
                     advice = "set EYAS_API_KEY" if error.code in (401, 403) else "check the URL and --model"
-                    raise EyasError(f"endpoint {self.url} refuses ({' '.join(reason.split())}); {advice}") from None
-            except (OSError, ValueError) as error:
+                    kind = RefusedError if error.code in REFUSED else EyasError
+                    raise kind(f"endpoint {self.url} refuses ({' '.join(reason.split())}); {advice}") from None
+            except (OSError, ValueError, HTTPException) as error:
                 reason = first_line(error)
             if attempt < TRIES - 1:
                 time.sleep(self.pause * 2**attempt)
@@ -91,27 +99,48 @@ class Endpoint:
         try:
             choice = found["choices"][0]
             text = choice["message"]["content"] if turn.messages is not None else choice["text"]
-            tokens = found.get("usage", {}).get("completion_tokens") or len((text or "").split())
+            tokens = (found.get("usage") or {}).get("completion_tokens") or len((text or "").split())
             return text or "", choice.get("finish_reason") == "stop", int(tokens)
         except (KeyError, IndexError, TypeError) as error:
             raise EyasError(f"endpoint {self.url}: its answer is not of OpenAI's form ({error!r}); check the URL") from error
 
 
 def converse_remotely(endpoint: Endpoint, desk: Desk, rows: int, report: Callable[[int], None] = lambda tokens: None) -> None:
-    """Write every turn the desk has, ``rows`` calls at a time; see `eyas.data.local.converse`."""
+    """Write every turn the desk has, ``rows`` calls at a time; see `eyas.data.local.converse`.
+
+    Raises:
+        EyasError: the server stays away, or refuses whatever it is asked.
+    """
     stop = desk.template.stop if desk.template else None
-    pool = ThreadPoolExecutor(rows)
-    running: dict[Future[tuple[str, bool, int]], Turn] = {}
-    try:
+    asked: SimpleQueue[Turn] = SimpleQueue()
+    answered: SimpleQueue[tuple[Turn, tuple[str, bool, int] | Exception]] = SimpleQueue()
+
+    def work() -> None:
         while True:
-            for turn in desk.take(rows - len(running)):
-                running[pool.submit(endpoint.write, turn, stop)] = turn
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                turn = running.pop(future)
-                text, finished, tokens = future.result()
-                report(tokens)
-                desk.give(turn, text, finished, tokens)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+            turn = asked.get()
+            try:
+                answered.put((turn, endpoint.write(turn, stop)))
+            except Exception as error:  # handed to the thread that can act on it
+                answered.put((turn, error))
+
+    for _ in range(rows):
+        Thread(target=work, daemon=True).start()  # daemons: Ctrl-C does not wait for answers under way
+    running = 0
+    while True:
+        for turn in desk.take(rows - running):
+            asked.put(turn)
+            running += 1
+        if not running:
+            return
+        turn, found = answered.get()
+        running -= 1
+        if isinstance(found, RefusedError):
+            desk.drop(turn.dialogue, "prompts that the server refuses")
+            if not desk.done and desk.dropped.get("prompts that the server refuses", 0) >= rows:
+                raise found
+        elif isinstance(found, Exception):
+            raise found
+        else:
+            text, finished, tokens = found
+            report(tokens)
+            desk.give(turn, text, finished, tokens)

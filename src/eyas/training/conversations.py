@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,8 @@ def read_conversations(
     Raises:
         TrainingDataError: it cannot be read, holds nothing usable, or (strict) has a bad row.
     """
+    if limit is not None and limit < 1:
+        raise TrainingDataError(f"limit is {limit}; it must be at least 1")
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     for where, raw in _raw_rows(source, split):
@@ -168,6 +169,6 @@ def _hub_rows(name: str, split: str) -> Iterator[tuple[str, object]]:
         ) from None
     try:
         rows = load_dataset(name, split=split, streaming=True)
-        yield from ((f"row {number}", row) for number, row in enumerate(islice(rows, None), start=1))
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
     except Exception as error:  # whatever the hub, the network or the data set's own layout makes the library raise
         raise TrainingDataError(f"{name}: no such file, and the hub did not give it ({first_line(error)})") from error
