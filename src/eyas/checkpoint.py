@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -275,6 +275,17 @@ def check_writable(folder: Path) -> None:
     others = {file.name for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)}
     if others - {"model.safetensors"}:
         raise EyasError(f"output {folder}: it holds other weights ({', '.join(sorted(others))}); pass another folder")
+    if others and "fc.weight" not in _names(folder / "model.safetensors"):
+        raise EyasError(f"output {folder}: its model.safetensors is no draft; pass another folder")
+
+
+def _names(file: Path) -> set[str]:
+    """Names of a safetensors file's tensors; none where it is damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    except (OSError, SafetensorError):
+        return set()
 
 
 def find_folder(name: str) -> Path:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from eyas.conversations import Conversations, conversation, read_conversations
 from eyas.data import DataOptions, make_conversations, run
 from eyas.data.dialogue import Desk
 from eyas.data.endpoint import TRIES, Endpoint
 from eyas.engine import Engine
 from eyas.errors import EyasError
-from eyas.training.conversations import Conversations, conversation, read_conversations
 
 PROMPTS = Conversations([conversation(" ".join("abcdefgh"[place:])) for place in range(7)])
 

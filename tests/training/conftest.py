@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from eyas.conversations import Conversations
 from eyas.target import Target
-from eyas.training.conversations import Conversations
 from tests.training import tiny
 
 

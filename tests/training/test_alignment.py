@@ -14,16 +14,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from eyas.conversations import Conversations
 from eyas.drafters.eagle import EagleDraft
 from eyas.engine import Engine
-from eyas.heads.eagle import EagleHead
+from eyas.heads.eagle import EagleHead, head_like
 from eyas.loading import load_draft
 from eyas.target import Target
 from eyas.training import TrainOptions, train
-from eyas.training.conversations import Conversations
 from eyas.training.data import Sample, supervised_pairs
 from eyas.training.decoding import decode_prompts
-from eyas.training.start import head_like
 from tests.training.tiny import WORDS, make_tokenizer, quiet
 
 FOLLOWER = {"<assistant>": "e", "e": "f", "f": "g", "g": "h", "h": "i", "i": "j", "j": "k", "k": "f"}

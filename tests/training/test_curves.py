@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from eyas.conversations import Conversations
 from eyas.target import Target
 from eyas.training import train
-from eyas.training.conversations import Conversations
 from eyas.training.curves import draw, read_curves
 from tests.training.tiny import quiet, short_options
 

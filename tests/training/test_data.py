@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
-from eyas.training.conversations import Conversations
-from eyas.training.data import Sample, collate, groups, render, supervised_pairs, to_samples
+from eyas.training.data import Sample, collate, continuation, groups, render, supervised_pairs, to_samples
 
 
 def conversation(*turns: str, **more: Any) -> dict[str, Any]:
@@ -117,3 +117,35 @@ def test_padding_is_never_trained() -> None:
     assert batch.ids.tolist() == [[4, 4, 4, 4, 0, 0, 0], [7] * 7]
     assert batch.present.sum(1).tolist() == [4, 7]
     assert batch.supervised.sum(1).tolist() == [2, 5]
+
+
+def test_an_answer_is_tokenised_as_it_follows_its_prompt() -> None:
+    """SentencePiece puts a space before a text that stands by itself: the answer's first token would be another one."""
+
+    class Spaced:
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [0, *map(ord, text)]
+
+    class Fusing(Spaced):
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [ord(letter) for letter in text.replace("pa", "X")]
+
+    assert continuation(Spaced(), "p", [0, ord("p")], "ab") == [ord("a"), ord("b")]
+    assert continuation(Fusing(), "p", [ord("p")], "ab") == [ord("a"), ord("b")], "the seam has fused"
+
+
+def test_turns_before_a_rewritten_one_are_kept(tokenizer: Any) -> None:
+    """Templates of thinking models drop the thought from every answer but the last."""
+
+    class Thinking:
+        encode = staticmethod(tokenizer.encode)
+
+        def apply_chat_template(self, messages: list[Any], add_generation_prompt: bool = False, **_: Any) -> str:
+            said = ""
+            for place, message in enumerate(messages):
+                thought = "k " if message["role"] == "assistant" and place == len(messages) - 1 else ""
+                said += f"<{message['role']}> {thought}{message['content']} <end> . "
+            return said + ("<assistant> " if add_generation_prompt else "")
+
+    sample = render(conversation("a", "b", "c", "d"), Thinking(), {0})
+    assert words(tokenizer, sample.ids[sample.written]) == ["k", "b", "<end>"]

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import CohereConfig, CohereForCausalLM, GraniteConfig, GraniteForCausalLM, PreTrainedModel
 
+from eyas.heads.eagle import head_like
 from eyas.target import Target
 from eyas.training import TrainOptions
 from eyas.training.data import Sample, collate
 from eyas.training.features import observe
 from eyas.training.objective import Objective
 from eyas.training.readout import read_head
-from eyas.training.start import head_like, starting_head
+from eyas.training.start import starting_head
 from tests import families
 
 SCALED = {

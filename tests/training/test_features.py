@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.target import Target
-from eyas.training.conversations import Conversations
 from eyas.training.data import Sample, collate
 from eyas.training.dataset import make_dataset
 from eyas.training.features import FeatureSource, Knowledge, observe

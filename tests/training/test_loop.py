@@ -12,10 +12,10 @@ import torch
 from accelerate import Accelerator
 
 from eyas.checkpoint import build_head, read_checkpoint
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training import TrainOptions, train
-from eyas.training.conversations import Conversations
 from eyas.training.curves import read_curves
 from eyas.training.data import groups
 from eyas.training.dataset import make_dataset
@@ -124,7 +124,7 @@ def test_the_learning_rate_rises_and_falls(options: TrainOptions, schedule: str)
 
 def test_every_start_and_loss_trains(target: Target, data: Conversations, options: TrainOptions) -> None:
     for changes in ({"start": "last-layer", "loss": "top-k"}, {"start": "random", "loss": "distribution"}):
-        chosen = replace(options, epochs=2, **changes)
+        chosen = replace(options, epochs=2, resume=False, **changes)
         train(target, data, None, chosen, quiet())
         curve = losses(chosen)
         assert sum(curve[-5:]) < sum(curve[:5])
@@ -148,7 +148,7 @@ def test_a_draft_is_trained_further_with_its_own_vocabulary(
 
 def test_the_whole_vocabulary_needs_no_map(target: Target, data: Conversations, options: TrainOptions) -> None:
     for size in (0, None):
-        train(target, data, None, replace(options, draft_vocab_size=size, epochs=1), quiet())
+        train(target, data, None, replace(options, draft_vocab_size=size, epochs=1, resume=False), quiet())
         assert read_checkpoint(options.out).token_map is None
 
 

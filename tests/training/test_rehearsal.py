@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.training import TrainOptions, rehearse, train
-from eyas.training.conversations import Conversations
 from eyas.training.data import render
 from eyas.training.dataset import hold_out, make_dataset
 from eyas.training.preview import show_sample

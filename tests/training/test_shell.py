@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from eyas import cli
+from eyas.conversations import Conversations
 from eyas.target import Target
-from eyas.training.conversations import Conversations
 from eyas.training.trainer import Trainer
 
 

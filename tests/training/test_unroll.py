@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
-from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.heads.eagle import EagleHead, HeadConfig, head_like
 from eyas.target import Target
 from eyas.training.data import Sample, collate
 from eyas.training.features import observe
-from eyas.training.start import head_like
 from eyas.training.unroll import shift, unroll
 from eyas.tree import Candidates, chain
 

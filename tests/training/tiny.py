@@ -12,9 +12,9 @@ from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from eyas.conversations import Conversations
 from eyas.target import Target
 from eyas.training import TrainOptions
-from eyas.training.conversations import Conversations
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 

@@ -17,9 +17,8 @@ from eyas.bench.tasks import nearest
 from eyas.budget import StepCosts, measure_costs
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
-from eyas.heads.eagle import EagleHead
+from eyas.heads.eagle import EagleHead, head_like
 from eyas.target import Target
-from eyas.training.start import head_like
 from eyas.tree import DynamicTree
 
 

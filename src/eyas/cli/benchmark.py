@@ -145,7 +145,7 @@ def check(
     """Test on your own prompts that decoding with a draft is lossless here; exit status 1 if it is not."""
     from eyas.bench.check import audit, audit_dtypes
     from eyas.bench.tasks import own_questions
-    from eyas.training.conversations import read_conversations
+    from eyas.conversations import read_conversations
 
     if prompts is None:
         asked = [[{"role": "user", "content": each.turns[0]}] for each in own_questions()[::4]]

@@ -55,8 +55,8 @@ def data(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Make conversations in the target's own words, to train a draft on. Ctrl-C keeps what is done; run again to go on."""
+    from eyas.conversations import read_conversations
     from eyas.data import DataOptions, make_conversations
-    from eyas.training.conversations import read_conversations
 
     if invent == (prompts is not None):
         raise EyasError("pass either --self or --prompts FILE")
@@ -84,6 +84,7 @@ def train(
     heldout: Annotated[
         str | None, typer.Option("--heldout", help="Conversations to evaluate on; default: some of the data.")
     ] = None,
+    split: Annotated[str, typer.Option("--split", help="Of data sets on the hub.")] = "train",
     target: TargetOption = None,
     preview: Annotated[bool, typer.Option("--preview", help="Show one conversation with its mask, and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell steps, memory and disk, and stop.")] = False,
@@ -148,7 +149,7 @@ def train(
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = training.TrainOptions(**chosen)
     speaks = training.join_processes(device)  # under accelerate launch one process speaks for all
-    found, others = training.read_inputs(options, data, heldout, strict)  # mistakes in them must not wait for the target
+    found, others = training.read_inputs(options, data, heldout, strict, split)  # mistakes in them must not wait for the target
     for line in training.left_out(found, others) if speaks else []:
         note(line)
     with progress(f"loading {target or 'the embedded target'}") if speaks else nullcontext():

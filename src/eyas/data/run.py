@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from eyas.conversations import Conversations
 from eyas.data.corpus import Corpus
 from eyas.data.dialogue import OPENINGS, Desk, invented, prompted, read_openings, user_turn
 from eyas.data.endpoint import Endpoint, converse_remotely
@@ -17,7 +18,6 @@ from eyas.errors import EyasError
 from eyas.loading import load_target, load_tokenizer
 from eyas.progress import progress_bar
 from eyas.sampling import SamplingOptions
-from eyas.training.conversations import Conversations
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,29 @@ class HeadConfig:
     draft_vocab_size: int | None = None
 
 
+def head_like(config: Any, draft_vocab_size: int | None) -> HeadConfig:
+    """A head of the target's own shape, from its transformers configuration."""
+    return HeadConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        hidden_act=getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None) or "silu",
+        rope=plain_rope(config),
+        max_position_embeddings=config.max_position_embeddings,
+        draft_vocab_size=draft_vocab_size,
+    )
+
+
+def plain_rope(config: Any) -> dict[str, Any]:
+    """The configuration's rotary parameters; of several layer types' the full attention's."""
+    found = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
+    return dict(found.get("full_attention", found))
+
+
 class EagleAttention(nn.Module):
     """Grouped-query self-attention with rotary positions; the cache is a transformers ``Cache`` of one layer."""
 

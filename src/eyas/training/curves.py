@@ -27,26 +27,23 @@ class Curves:
         accelerator.init_trackers("eyas")
         if accelerator.is_main_process:
             kept = [line for line in read_curves(out) if line["step"] <= step]
-            self._write("w", kept)
+            with replacing(out / CURVES_FILE, "curves") as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Record values of a step; numbers go to the trackers too."""
         if self.accelerator.is_main_process:
-            self._write("a", [{"step": step, **values}])
+            try:
+                with (self.out / CURVES_FILE).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"step": step, **values}) + "\n")
+            except OSError as error:
+                raise write_error(f"curves {self.out / CURVES_FILE}", error) from error
         self.accelerator.log({name: value for name, value in values.items() if isinstance(value, float)}, step=step)
 
     def draw(self) -> None:
         """Draw loss and τ, if matplotlib is installed."""
         if self.accelerator.is_main_process and can_draw():
             draw(read_curves(self.out), self.out / PICTURE_FILE)
-
-    def _write(self, mode: str, lines: list[dict[str, Any]]) -> None:
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            with (self.out / CURVES_FILE).open(mode, encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
-        except OSError as error:
-            raise write_error(f"curves {self.out / CURVES_FILE}", error) from error
 
 
 def can_draw() -> bool:

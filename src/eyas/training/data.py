@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas.conversations import Conversations, TrainingDataError
 from eyas.errors import first_line
-from eyas.training.conversations import Conversations, TrainingDataError
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Sample:
 
 
 def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> Sample:
-    """Tokenise one row; the prompt and each answer apart, as decoding meets them.
+    """Tokenise one row as decoding meets it: the prompt by itself, then what the answer adds to it.
+
+    A template may render earlier turns otherwise once they are not the last (leaving out what was thought, for example): the
+    sample then ends before the turn that rewrites them.
 
     Args:
         row: ``messages`` and optionally ``finished``; false: the last answer was cut, its end token is not the model's.
@@ -53,9 +56,11 @@ def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> 
         prompt = tokenizer.apply_chat_template(messages[:turn], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template(messages[: turn + 1], tokenize=False)
         if not (prompt.startswith(done) and whole.startswith(prompt)):
+            if ids:
+                break
             raise TrainingDataError(f"the chat template does not render turns one after another:\n{whole}")
         prompt_ids = tokenizer.encode(prompt[len(done) :], add_special_tokens=False)
-        answer_ids = tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+        answer_ids = continuation(tokenizer, prompt[len(done) :], prompt_ids, whole[len(prompt) :])
         end = next((place for place, token in enumerate(answer_ids) if token in end_ids), None)
         if end is None:
             own = len(answer_ids)
@@ -67,6 +72,18 @@ def render(row: Mapping[str, Any], tokenizer: Any, end_ids: Collection[int]) -> 
         written += [False] * len(prompt_ids) + [True] * own + [False] * (len(answer_ids) - own)
         done = whole
     return Sample(torch.tensor(ids, dtype=torch.long), torch.tensor(written, dtype=torch.bool))
+
+
+def continuation(tokenizer: Any, prompt: str, prompt_ids: list[int], answer: str) -> list[int]:
+    """Token ids of an answer as they follow its prompt.
+
+    Tokenised by itself a text may begin otherwise than in the middle of one (SentencePiece tokenizers put a space before it).
+    """
+    together: list[int] = tokenizer.encode(prompt + answer, add_special_tokens=False)
+    if together[: len(prompt_ids)] == prompt_ids:
+        return together[len(prompt_ids) :]
+    alone: list[int] = tokenizer.encode(answer, add_special_tokens=False)  # the seam has fused: as decoding splits it
+    return alone
 
 
 def to_samples(
@@ -103,7 +120,10 @@ def to_samples(
         raise TrainingDataError(f"{name}: no conversations in it; pass some that the assistant answers")
     if "no assistant token" not in skipped[0]:
         raise TrainingDataError(f"{name}: none can be used ({skipped[0]}); check the data against the chat template")
-    text = tokenizer.apply_chat_template(conversations.rows[0]["messages"], tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(conversations.rows[0]["messages"], tokenize=False)
+    except Exception as error:  # as above
+        text = f"(the chat template refuses it: {first_line(error)})"
     raise TrainingDataError(f"{name}: no assistant token to train on. The first conversation reads:\n{text}")
 
 

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.target import Target
-from eyas.training.conversations import Conversations
 from eyas.training.data import Sample, to_samples
 from eyas.training.options import TrainOptions
 
@@ -55,10 +55,11 @@ def make_dataset(
         notes.append(f"{count} of {total} conversations are held out to evaluate on" if count else NO_HELDOUT)
     note = unseen_system(tokenizer, data, target.name)
     notes += [note] if note else []
-    samples, skipped = to_samples(data, tokenizer, target.eos_ids, options.max_length, "the training data", strict)
+    longest = min(options.max_length, target.context_limit)
+    samples, skipped = to_samples(data, tokenizer, target.eos_ids, longest, "the training data", strict)
     others: list[Sample] = []
     if heldout.rows:
-        others, more = to_samples(heldout, tokenizer, target.eos_ids, options.max_length, "the held-out data", strict)
+        others, more = to_samples(heldout, tokenizer, target.eos_ids, longest, "the held-out data", strict)
         skipped += more
     if skipped:
         notes.append(f"left out {len(skipped)} conversations, such as {skipped[0]}")

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from eyas.drafters.eagle import EagleDraft
@@ -39,7 +40,7 @@ def decode_prompts(
     """Decode prompts greedily with a 60-node tree of depth 6, whatever tree would pay here: figures stay comparable.
 
     Args:
-        head: float32; a copy in the target's dtype drafts, as it will after saving.
+        head: float32; a copy drafts, rounded as it will be when it is saved.
         token_map: target ids of the draft vocabulary [D] int64; None: all tokens.
 
     Returns:
@@ -47,9 +48,11 @@ def decode_prompts(
     """
     if not prompts:
         return None
-    cast = copy.deepcopy(head).to(target.dtype).requires_grad_(False)
+    cast = copy.deepcopy(head).to(torch.bfloat16).to(target.dtype).requires_grad_(False)  # as it will be read back
     engine = Engine(target, EagleDraft(target, cast, token_map))
     results = engine.generate(list(prompts), tree=DynamicTree(), temperature=0.0, max_new_tokens=max_new_tokens)
+    if any(result.finish_reason == "interrupted" for result in results):
+        raise KeyboardInterrupt  # half an evaluation must not decide which head is kept
     together = Statistics()
     for result in results:
         together.delivered += result.stats.delivered

@@ -98,9 +98,10 @@ def evaluate(
 
 
 def _walk(accepted: Tensor, inside: Tensor) -> tuple[int, int]:
-    """Tokens and steps of decoding along each row, a step jumping over what it accepted.
+    """Tokens and steps of decoding along each row's answers, a step jumping over what it accepted.
 
-    (A plain mean over positions would flatter: decoding stops more often where little is accepted.)
+    (A plain mean over positions would flatter: decoding stops more often where little is accepted.) An answer's first token
+    comes from the prefill, so the first root is its second pair.
 
     Args:
         accepted: draft tokens that a step with its root here accepts, [B, n].
@@ -108,11 +109,14 @@ def _walk(accepted: Tensor, inside: Tensor) -> tuple[int, int]:
     """
     tokens = steps = 0
     for counts, allowed in zip(accepted.tolist(), inside.tolist(), strict=True):
-        place = allowed.index(True) if True in allowed else len(allowed)
-        while place < len(allowed) and allowed[place]:
-            tokens += counts[place] + 1
-            steps += 1
-            place += counts[place] + 1
+        place = 0
+        while place < len(allowed):
+            if allowed[place] and place and allowed[place - 1]:
+                tokens += counts[place] + 1
+                steps += 1
+                place += counts[place] + 1
+            else:
+                place += 1
     return tokens, steps
 
 

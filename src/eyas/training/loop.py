@@ -6,15 +6,16 @@ import torch
 from rich.console import Console
 
 from eyas.checkpoint import check_writable
+from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.progress import progress_bar
 from eyas.target import Target
-from eyas.training.conversations import Conversations
 from eyas.training.dataset import make_dataset
 from eyas.training.options import TrainOptions
 from eyas.training.order import learning_rate, steps
 from eyas.training.processes import agree, interruptible, open_accelerator
 from eyas.training.start import planned_head
+from eyas.training.state import check_unused
 from eyas.training.trainer import Evaluation, Trainer
 
 
@@ -46,6 +47,7 @@ def train(
     accelerator = open_accelerator(target.device, options.out)
     console = (console or Console(stderr=True)) if accelerator.is_main_process else Console(quiet=True)
     check_writable(options.out)
+    check_unused(options)
     if options.accumulate < accelerator.num_processes:
         raise EyasError(
             f"accumulate is {options.accumulate}, so {accelerator.num_processes} processes would share one micro-batch a step; "

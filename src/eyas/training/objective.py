@@ -46,7 +46,8 @@ class Objective(nn.Module):
         torch.manual_seed(random.Random(f"{options.seed} micro-batch {number}").getrandbits(63))
         inputs = knowledge.features[:, :n]  # [B, n, H]; pair i reads f[i]
         if options.noise:
-            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (options.noise * 512 / batch.ids.shape[1])
+            lengths = batch.present.sum(1)[:, None, None]  # [B, 1, 1]
+            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (options.noise * 512 / lengths)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.dtype != torch.float32):
             guesses = unroll(self.head, embed(batch.ids[:, 1 : n + 1]), inputs, options.steps, options.dropout)
         chosen = torch.stack([guess[batch.supervised] for guess in guesses]).float()  # [K, N, H]

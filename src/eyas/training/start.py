@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.errors import EyasError
-from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.heads.eagle import EagleHead, HeadConfig, head_like
 from eyas.target import Target
 from eyas.training.data import Batch
 from eyas.training.features import Knowledge
@@ -87,6 +86,7 @@ def head_from(checkpoint: DraftCheckpoint, target: Target) -> EagleHead:
     """
     check_fit(checkpoint, target.hidden_size, target.vocab_size, target.name)
     head = build_head(checkpoint).to(target.device, torch.float32).requires_grad_(True)
+    head.config = replace(head.config, vocab_size=target.vocab_size)  # where the draft did not say
     if checkpoint.embedding is not None:
         ids = torch.arange(target.vocab_size, device=target.device)
         own = checkpoint.embedding.to(target.device, target.dtype)
@@ -96,29 +96,6 @@ def head_from(checkpoint: DraftCheckpoint, target: Target) -> EagleHead:
                 "start without --from"
             )
     return head
-
-
-def head_like(config: Any, draft_vocab_size: int | None) -> HeadConfig:
-    """A head of the target's own shape, from its transformers configuration."""
-    return HeadConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        vocab_size=config.vocab_size,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        hidden_act=getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None) or "silu",
-        rope=plain_rope(config),
-        max_position_embeddings=config.max_position_embeddings,
-        draft_vocab_size=draft_vocab_size,
-    )
-
-
-def plain_rope(config: Any) -> dict[str, Any]:
-    """The configuration's rotary parameters; of several layer types' the full attention's."""
-    found = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
-    return dict(found.get("full_attention", found))
 
 
 @torch.no_grad()
@@ -131,22 +108,22 @@ def fc_from_regression(head: EagleHead, observed: Observed, embed: Callable[[Ten
     """
     weight = head.fc.weight
     size = weight.shape[0]
-    square = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=weight.device)
-    cross = torch.zeros(2 * size, size, dtype=torch.float64, device=weight.device)
+    square = torch.zeros(2 * size, 2 * size, dtype=torch.float64)  # on the CPU: not every device has float64
+    cross = torch.zeros(2 * size, size, dtype=torch.float64)
     seen = 0
     for batch, knowledge in observed:
         n, trained = batch.supervised.shape[1], batch.supervised
         tokens, features = batch.ids[:, 1 : n + 1][trained], knowledge.features[:, :n][trained]
         given = torch.cat([embed(tokens), features], dim=-1).float()  # [N, 2H]
         wanted = knowledge.features[:, 1 : n + 1][trained].float()  # [N, H]
-        square += (given.T @ given).double()
-        cross += (given.T @ wanted).double()
+        square += (given.T @ given).cpu().double()
+        cross += (given.T @ wanted).cpu().double()
         seen += len(given)
         if seen >= pairs:
             break
     power = square.diagonal().view(2, size).mean(1).repeat_interleave(size)  # [2H]
     solution = torch.linalg.solve(square + torch.diag(RIDGE * power), cross)  # [2H, H]
-    weight.copy_(solution.T)
+    weight.copy_(solution.T.float())
 
 
 @torch.no_grad()

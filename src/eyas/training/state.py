@@ -14,7 +14,7 @@ from eyas.files import replacing
 from eyas.target import Target
 from eyas.training.dataset import Dataset
 from eyas.training.options import TrainOptions
-from eyas.training.storage import data_digest
+from eyas.training.storage import data_digest, weights_digest
 
 STATE_FILE = "trainer_state.pt"
 VERSION = 1
@@ -26,7 +26,24 @@ def describe_run(target: Target, dataset: Dataset, options: TrainOptions) -> dic
     """What must be the same for a run to be resumed: options, data and target, as plain values."""
     chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in FREE_OPTIONS}
     data = data_digest([*dataset.samples, *dataset.heldout])
-    return {**chosen, "data": data, "target": target.name, "hidden_size": target.hidden_size, "vocabulary": target.vocab_size}
+    return {
+        **chosen, "data": data, "target": target.name, "dtype": str(target.dtype), "weights": weights_digest(target),
+        "hidden_size": target.hidden_size, "vocabulary": target.vocab_size,
+    }  # fmt: skip
+
+
+def check_unused(options: TrainOptions) -> None:
+    """Refuse an output folder whose draft a new run would replace, unless that is asked for.
+
+    Raises:
+        EyasError: it holds a draft and no unfinished run.
+    """
+    held = (options.out / "model.safetensors").exists() and not (options.out / STATE_FILE).exists()
+    if held and options.resume is not False:
+        raise EyasError(
+            f"output {options.out} already holds a draft, and no unfinished run to continue; pass another folder, or "
+            "--no-resume to train anew and replace it"
+        )
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:

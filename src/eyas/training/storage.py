@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 from eyas.files import existing_parent, replacing
 from eyas.target import Target
 from eyas.training.data import Sample
@@ -52,7 +53,17 @@ def open_store(target: Target, samples: Sequence[Sample], options: TrainOptions)
 def features_digest(target: Target, samples: Sequence[Sample], batch_tokens: int) -> str:
     """A name for all that features depend on: the data, the target and its dtype, and how they were batched."""
     digest = hashlib.sha256(f"{target.name} {target.config.to_json_string()} {target.dtype} {batch_tokens}".encode())
+    digest.update(weights_digest(target).encode())
     digest.update(data_digest(samples).encode())
+    return digest.hexdigest()[:16]
+
+
+def weights_digest(target: Target) -> str:
+    """A name for the target's weights, from a few numbers of each: a target trained further in place is another."""
+    digest = hashlib.sha256()
+    for weight in target.model.parameters():
+        numbers = weight.detach().flatten()[:: max(1, weight.numel() // 16)][:16]
+        digest.update(numbers.float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -77,8 +88,12 @@ class DiskStore(MutableMapping[int, Knowledge]):
         return isinstance(place, int) and self._file(place).exists()
 
     def __getitem__(self, place: int) -> Knowledge:
-        found = load_file(self._file(place))
-        return Knowledge(found["features"], found["log_mass"])
+        file = self._file(place)
+        try:
+            found = load_file(file)
+            return Knowledge(found["features"], found["log_mass"])
+        except (OSError, KeyError, SafetensorError) as error:
+            raise EyasError(f"features {file}: damaged ({first_line(error)}); remove it, it is computed again") from error
 
     def __setitem__(self, place: int, knowledge: Knowledge) -> None:
         with replacing(self._file(place), "features") as temporary:

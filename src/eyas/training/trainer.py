@@ -31,7 +31,7 @@ from eyas.training.order import Position, Step, steps
 from eyas.training.readout import read_head
 from eyas.training.start import draft_vocabulary_size, head_from, starting_head
 from eyas.training.state import describe_run, load_state, remove_state, save_state
-from eyas.training.storage import open_store
+from eyas.training.storage import GIB, feature_bytes, open_store
 from eyas.training.vocabulary import draft_vocabulary
 
 
@@ -77,11 +77,14 @@ class Trainer:
         store, choice = open_store(target, dataset.samples, options)
         self.say(choice)
         self.source = FeatureSource(target, dataset.samples, options.batch_tokens, store)
-        self.heldout_source = FeatureSource(target, dataset.heldout, options.batch_tokens, None if store is None else {})
+        fits = store is not None and feature_bytes(target, dataset.heldout) <= options.feature_memory * GIB
+        self.heldout_source = FeatureSource(target, dataset.heldout, options.batch_tokens, {} if fits else None)
         self.trained = [int(supervised_pairs(sample).sum()) for sample in dataset.samples]
         self.run = describe_run(target, dataset, options)
         self.position, self.steps_done, self.evaluated = Position(), 0, 0
         self.best: Evaluation | None = None
+        if options.resume is False and accelerator.is_main_process:
+            remove_state(options.out)  # else a kill before the first save would leave the old run to be continued
         state = None if options.resume is False else load_state(options.out, self.run)
         if options.resume and state is None:
             self.say(f"no unfinished run in {options.out}: starting at the beginning")
@@ -134,7 +137,13 @@ class Trainer:
                 part = self.objective(batch, self.source(batch), step.number + micro) * weight
                 accelerator.backward(part)
             loss += part.detach() / count
-        accelerator.clip_grad_norm_(self.objective.parameters(), self.options.clip)
+        norm = accelerator.clip_grad_norm_(self.objective.parameters(), self.options.clip)
+        value = float(reduce(loss, "sum") if count > 1 else loss)
+        if not (math.isfinite(value) and math.isfinite(float(norm))):  # before it gets into the weights
+            what = f"{value}" if not math.isfinite(value) else f"{value}, its gradient {float(norm)}"
+            raise EyasError(
+                f"the loss of step {self.steps_done + 1} is {what}; start anew (--no-resume) with a lower --learning-rate"
+            )
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.steps_done, self.position = self.steps_done + 1, step.after
@@ -142,11 +151,6 @@ class Trainer:
         with torch.no_grad():
             for mean, current in zip(self.average.parameters(), self.head.parameters(), strict=True):
                 mean.lerp_(current, 1 - decay)
-        value = float(reduce(loss, "sum") if count > 1 else loss)
-        if not math.isfinite(value):
-            raise EyasError(
-                f"the loss of step {self.steps_done} is {value}; start anew (--no-resume) with a lower --learning-rate"
-            )
         self.curves.add(self.steps_done, {"loss": value})
         return value
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.training.conversations import TrainingDataError, conversation, read_conversations
+from eyas.conversations import TrainingDataError, conversation, read_conversations
 
 ASKED = [{"role": "user", "content": "a"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "b"}]
