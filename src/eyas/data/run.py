@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -83,62 +85,74 @@ def make_conversations(options: DataOptions, prompts: Conversations | None, cons
     openings = read_openings(options.openings) if prompts is None else []
     if not options.out.parent.is_dir():
         raise EyasError(f"output {options.out}: there is no folder {options.out.parent}; make it first")
-    server = Endpoint.open(options.endpoint, options.model) if options.endpoint else None
-    place = {"trust_remote_code": options.trust_remote_code}
-    engine = tokenizer = None
-    if server is None:
+    writer = open_writer(options, prompts is None, console)
+    corpus = Corpus(options.out, writer.name)
+    try:
+        if corpus.keys:
+            console.print(f"{options.out} holds {len(corpus.keys)} conversations, {corpus.tokens} tokens of answers: going on")
+        desk, total = make_desk(options, prompts, openings, writer, corpus)
+        begun, made = time.monotonic(), 0
+        with progress_bar(console, total) as update:
+
+            def report(tokens: int) -> None:
+                nonlocal made
+                made += tokens
+                speed = made / max(time.monotonic() - begun, 1e-9)
+                done = corpus.tokens if options.tokens else desk.done + sum(desk.dropped.values())
+                update(done, f"{desk.done} conversations, {corpus.tokens} tokens of answers, {speed:.0f} tokens/s")
+
+            writer.write(desk, report)
+    finally:
+        corpus.close()
+    return desk
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Whoever writes the texts.
+
+    Attributes:
+        name: of the model.
+        tokenizer: its tokenizer; None where only a server knows it.
+        write: writes every turn a desk has, and reports new tokens.
+    """
+
+    name: str
+    tokenizer: Any
+    write: Callable[[Desk, Callable[[int], None]], None]
+
+
+def open_writer(options: DataOptions, invents: bool, console: Console) -> Writer:
+    """Load the target, or reach the server that has it.
+
+    Raises:
+        EyasError: neither is there, or the server's chat template is needed and not known.
+    """
+    if options.endpoint is None:
         with console.status(f"loading {options.target or 'the embedded target'} …"):
-            target = load_target(options.target, dtype=options.dtype, device=options.device, **place)
-        engine, tokenizer = Engine(target, None, "autoregressive"), target.tokenizer
-    elif prompts is None:
+            target = load_target(
+                options.target, dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code
+            )
+        engine = Engine(target, None, "autoregressive")
+        return Writer(target.name, target.tokenizer, lambda desk, report: converse(engine, desk, options.rows, report))
+    server, tokenizer = Endpoint.open(options.endpoint, options.model), None
+    if invents:
         if options.target is None:
             raise EyasError(
                 "--self through an endpoint needs the model's chat template; pass --target (only its tokenizer is read)"
             )
-        tokenizer = load_tokenizer(options.target, **place)
-    name = server.model if server is not None else engine.target.name if engine is not None else ""
-    corpus = Corpus(options.out, name)
-    try:
-        return _hold(options, prompts, openings, corpus, engine, server, tokenizer, console)
-    finally:
-        corpus.close()
+        tokenizer = load_tokenizer(options.target, trust_remote_code=options.trust_remote_code)
+    return Writer(server.model, tokenizer, lambda desk, report: converse_remotely(server, desk, options.rows, report))
 
 
-def _hold(
-    options: DataOptions,
-    prompts: Conversations | None,
-    openings: list[str],
-    corpus: Corpus,
-    engine: Engine | None,
-    server: Endpoint | None,
-    tokenizer: object,
-    console: Console,
-) -> Desk:
+def make_desk(
+    options: DataOptions, prompts: Conversations | None, openings: list[str], writer: Writer, corpus: Corpus
+) -> tuple[Desk, float]:
+    """The desk with what is still to do, and what will be done in the end: tokens of answers, or conversations."""
+    limits: dict[str, Any] = {"tokens": options.tokens, "question_temperature": options.question_temperature}
     if prompts is None:
-        template = user_turn(tokenizer, options.system)
-        dialogues = invented(openings, options.temperatures, options.seed, corpus.keys, options.system)
-        total = float(options.tokens or 0)
-    else:
-        template = None
-        waiting = list(prompted(prompts.rows, options.temperatures, options.seed, corpus.keys, options.system))
-        dialogues, total = iter(waiting), float(options.tokens or len(waiting))
-    desk = Desk(dialogues, corpus, template, options.tokens, options.question_temperature, max_answer=options.max_new_tokens)
-    if corpus.keys:
-        console.print(f"{options.out} holds {len(corpus.keys)} conversations, {corpus.tokens} tokens of answers: going on")
-    begun, made = time.monotonic(), 0
-    with progress_bar(console, total) as update:
-
-        def report(tokens: int) -> None:
-            nonlocal made
-            made += tokens
-            speed = made / max(time.monotonic() - begun, 1e-9)
-            update(
-                corpus.tokens if options.tokens else desk.done + sum(desk.dropped.values()),
-                f"{desk.done} conversations, {corpus.tokens} tokens of answers, {speed:.0f} tokens/s",
-            )
-
-        if server is not None:
-            converse_remotely(server, desk, options.rows, report)
-        elif engine is not None:
-            converse(engine, desk, options.rows, report)
-    return desk
+        template = user_turn(writer.tokenizer, options.system)
+        endless = invented(openings, options.temperatures, options.seed, corpus.keys, options.system)
+        return Desk(endless, corpus, template, max_answer=options.max_new_tokens, **limits), float(options.tokens or 0)
+    waiting = list(prompted(prompts.rows, options.temperatures, options.seed, corpus.keys, options.system))
+    return Desk(iter(waiting), corpus, None, max_answer=options.max_new_tokens, **limits), float(options.tokens or len(waiting))
