@@ -76,7 +76,7 @@ def test_trees_and_acceptance_equal_the_published_ones(name: str, embedded_float
 
 
 def steps_of(trace: dict[str, Any]) -> int:
-    return int(trace["steps"]) if os.environ.get("EYAS_FULL") else min(int(trace["steps"]), 8)
+    return int(trace["steps"]) if os.environ.get("EYAS_FULL") else min(int(trace["steps"]), 5)
 
 
 def test_weights_of_the_untrained_bin_checkpoint_load(embedded_float32: Target) -> None:
