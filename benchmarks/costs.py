@@ -47,10 +47,10 @@ def bookkeeping(engine: eyas.Engine, methods: list[str], new_tokens: int) -> Non
     ids = engine.render([{"role": "user", "content": "Explain how rain forms, and why some clouds bring none."}])
     for method in methods:
         for attempt in range(2):  # the first warms up
-            watches = Stopwatch(target.model.forward), Stopwatch(draft.head.forward), Stopwatch(target.score)
-            target.model.forward, draft.head.forward, target.score = watches  # type: ignore[method-assign]
+            watches = Stopwatch(target.model.forward), Stopwatch(draft.head.forward), Stopwatch(draft.read.forward)
+            target.model.forward, draft.head.forward, draft.read.forward = watches  # type: ignore[method-assign]
             result = engine.generate(ids, method=method, max_new_tokens=new_tokens if attempt else 8)
-            target.model.forward, draft.head.forward, target.score = (watch.call for watch in watches)  # type: ignore[method-assign]
+            target.model.forward, draft.head.forward, draft.read.forward = (watch.call for watch in watches)  # type: ignore[method-assign]
         forwards = sum(watch.seconds for watch in watches)
         total = result.stats.seconds
         print(f"{method}: bookkeeping {100 * (1 - forwards / total):.1f} % of {total:.2f} s")

@@ -182,16 +182,9 @@ class Target:
             masks[kind] = additive(seen, self.dtype)
         return masks if getattr(self.config, "layer_types", None) else masks.popitem()[1]
 
-    def score(self, features: Tensor, rows: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """The target's logits for features, as an EAGLE draft reads them.
-
-        Args:
-            features: [..., H], real or guessed.
-            rows: LM head weights of a reduced draft vocabulary [draft vocabulary, H]; None: all of it.
-            bias: its biases [draft vocabulary], if the LM head has any.
-        """
-        logits = self.head(features) if rows is None else nn.functional.linear(features, rows, bias)
-        return self.postprocess(logits)
+    def score(self, features: Tensor) -> Tensor:
+        """The target's logits [..., V] for features [..., H], real or guessed."""
+        return self.postprocess(self.head(features))
 
     def postprocess(self, logits: Tensor) -> Tensor:
         """What the model does to its LM head's output before it returns it: scaling and soft-capping."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.cache import RowCache
 from eyas.heads.eagle import EagleHead
 from eyas.masks import additive, tree_visibility
+from eyas.packing import linear, packed
 from eyas.target import Target
 from eyas.transfer import upload
 from eyas.tree import Candidates, DraftTree, TreePolicy, grow
@@ -28,15 +29,14 @@ class EagleDraft:
         self, target: Target, head: EagleHead, token_map: Tensor | None = None, embedding: Tensor | None = None
     ) -> None:
         self.target = target
-        self.head = head
+        self.head = packed(head)
         self.embedding = embedding
         self.token_map = token_map
-        self.rows: Tensor | None = None  # [draft vocabulary, H] of the target's LM head, and its biases
-        self.bias: Tensor | None = None
+        self.read: nn.Module = target.head  # features to logits of the draft vocabulary
         if token_map is not None:
-            self.rows = target.head.get_parameter("weight").detach()[token_map]
             bias = getattr(target.head, "bias", None)
-            self.bias = None if bias is None else bias.detach()[token_map]
+            rows = target.head.get_parameter("weight")[token_map]  # [draft vocabulary, H]
+            self.read = linear(rows, None if bias is None else bias[token_map])
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., H] of token ids."""
@@ -48,7 +48,7 @@ class EagleDraft:
 
         A vocabulary smaller than ``width`` is filled up with impossible tokens.
         """
-        logits = self.target.score(features, self.rows, self.bias).float()  # [B, k, draft vocabulary]
+        logits = self.target.postprocess(self.read(features)).float()  # [B, k, draft vocabulary]
         values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
         values = values - logits.logsumexp(dim=-1, keepdim=True)
         if self.token_map is not None:
