@@ -61,7 +61,7 @@ def assert_rows(cache: RowCache, row: int, fresh: RowCache, count: int) -> None:
 def assert_committed(target: Target, session: Session, texts: list[list[int]]) -> None:
     """Target and draft hold, row for row, what a fresh run over the committed tokens gives: a text but for its last."""
     for row, seen in enumerate(session.seen):
-        (root,) = [text[-1] for text in texts if text[:-1] == seen]
+        (root,) = {text[-1] for text in texts if text[:-1] == seen}
         fresh = target.new_cache(1)
         features, _ = target.prefill(fresh, [seen])
         assert_rows(session.cache, row, fresh, len(seen))

@@ -160,9 +160,9 @@ def test_a_refilled_row_runs_only_what_it_has_not_seen(monkeypatch: pytest.Monke
     target, prefilled = chosen.target, []
     prefill = target.prefill
 
-    def watch(cache: Any, prompts: Any) -> Any:
+    def watch(cache: Any, prompts: Any, *more: Any) -> Any:
         prefilled.append([len(prompt) for prompt in prompts])
-        return prefill(cache, prompts)
+        return prefill(cache, prompts, *more)
 
     monkeypatch.setattr(target, "prefill", watch)
     job = chosen.prepare(PROMPTS, method="eagle2", **METHODS["eagle2"], max_new_tokens=3)
@@ -333,8 +333,8 @@ def test_non_finite_logits_are_an_error_in_the_middle_too(monkeypatch: pytest.Mo
     target = Target(families.model("llama"), name="tiny")
     verify = target.verify
 
-    def overflow(*args: Any) -> Any:
-        logits, features = verify(*args)
+    def overflow(*args: Any, **more: Any) -> Any:
+        logits, features = verify(*args, **more)
         return logits.fill_(float("nan")), features
 
     monkeypatch.setattr(target, "verify", overflow)

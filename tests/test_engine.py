@@ -352,9 +352,9 @@ def test_a_later_turn_runs_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> 
     chosen, ran = engine("llama"), []
     prefill = Target.prefill
 
-    def spy(self: Target, cache: RowCache, prompts: list[list[int]]) -> Any:
+    def spy(self: Target, cache: RowCache, prompts: list[list[int]], *more: Any) -> Any:
         ran.append(prompts[0])
-        return prefill(self, cache, prompts)
+        return prefill(self, cache, prompts, *more)
 
     monkeypatch.setattr(Target, "prefill", spy)
     session = chosen.session()
