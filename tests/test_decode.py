@@ -145,7 +145,7 @@ def test_waiting_requests_take_over_ended_rows(name: str, method: str) -> None:
         steps += 1
         committed = sum(map(len, session.seen))
         if committed != checked and len(session.seen) == 3:
-            assert_committed(target, session, [[*one.prompt, *one.ids] for one in job.requests])
+            assert_committed(target, session, [[*one.prompt, *one.ids] for one in job.requests if one.ids])
             checked = committed
         assert delivery.token_ids
     assert [request.ids for request in job.requests] == [
