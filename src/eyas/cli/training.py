@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -158,6 +159,7 @@ def train(
         for line in training.rehearse(loaded, found, others, options, preview, strict) if speaks else []:
             print(line)
         return
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # torch's, of norms under autocast
     training.train(loaded, found, others, options, strict=strict)
     if speaks:
         note(f"the draft is in {out}")
