@@ -72,6 +72,12 @@ def read_conversations(
     return Conversations(rows, skipped)
 
 
+def left_out(*read: Conversations | None) -> list[str]:
+    """A line for each source with rows that could not be read."""
+    skipped = [found.skipped for found in read if found is not None and found.skipped]
+    return [f"left out {len(lines)} rows that cannot be used, such as {lines[0]}" for lines in skipped]
+
+
 def conversation(raw: object) -> dict[str, Any]:
     """One row in the one form; further keys such as ``finished`` and ``temperature`` stay.
 

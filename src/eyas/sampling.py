@@ -235,8 +235,6 @@ def chooser(
     rows = torch.arange(len(rules), device=logits.device)
     plain = all(rule.plain for rule in rules)
     temperatures = [float(rule.options.temperature) for rule in rules]
-    warmth = upload([temperature or 1.0 for temperature in temperatures], logits.device)[:, None]  # [B, 1]
-    samples = upload([temperature > 0 for temperature in temperatures], logits.device)  # [B]
 
     def choose(nodes: Tensor, path: Tensor) -> Tensor:
         visited = logits[rows, nodes]  # [B, V]
@@ -244,6 +242,8 @@ def chooser(
             greedy = visited.float().argmax(dim=-1)  # half precision would take longer
             if not any(temperatures):
                 return greedy
+            warmth = upload([temperature or 1.0 for temperature in temperatures], logits.device)[:, None]  # [B, 1]
+            samples = upload([temperature > 0 for temperature in temperatures], logits.device)  # [B]
             uniforms = [rule.uniforms[count + path.shape[1] - 1] for rule, count in zip(rules, emitted, strict=True)]
             drawn = draw((visited.float() / warmth).softmax(dim=-1), upload(uniforms, logits.device))
             return torch.where(samples, drawn, greedy)

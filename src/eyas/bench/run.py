@@ -134,9 +134,9 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
         "dtype": str(engine.target.dtype).removeprefix("torch."), "device": str(engine.target.device),
         "tree": f"{tree.tokens}/{tree.depth}/{tree.top_k}" if tree else None, **asdict(options.protocol),
         "tasks": list(dict.fromkeys(question.task for question in questions)),
+        "temperatures": list(options.protocol.temperatures),  # as JSON gives them back
     }  # fmt: skip
     check_folder(options.out)
-    settings["temperatures"] = list(options.protocol.temperatures)
     where = environment(engine.target.dtype, engine.target.device)
     started, skipped, seen = options.out / RUN, [], {}
     if started.exists():
@@ -159,7 +159,8 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
         skipped = measure(engine, methods, questions, options.protocol, journal, update)
     if options.observed and not seen and engine.draft is not None:
         with console.status("watching draft trees …"):
-            watched = [each for each in questions if {"task": each.task, "id": each.id} not in [_place(s) for s in skipped]]
+            gone = {(each["task"], each["id"]) for each in skipped}
+            watched = [each for each in questions if (each.task, each.id) not in gone]
             seen = observe(engine, watched[: options.observed], options.protocol.max_new_tokens)
     run = Run(settings, where, journal.records, skipped, seen)
     write_run(started, run)
@@ -171,7 +172,3 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
 def digest(questions: Sequence[Question]) -> str:
     """What tells one set of questions from another."""
     return hashlib.blake2b(repr([(each.task, each.id, each.turns) for each in questions]).encode(), digest_size=8).hexdigest()
-
-
-def _place(skipped: dict[str, str]) -> dict[str, str]:
-    return {"task": skipped["task"], "id": skipped["id"]}

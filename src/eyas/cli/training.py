@@ -56,7 +56,7 @@ def data(
     trust_remote_code: TrustOption = False,
 ) -> None:
     """Make conversations in the target's own words, to train a draft on. Ctrl-C keeps what is done; run again to go on."""
-    from eyas.conversations import read_conversations
+    from eyas.conversations import left_out, read_conversations
     from eyas.data import DataOptions, make_conversations
 
     if invent == (prompts is not None):
@@ -68,8 +68,8 @@ def data(
         **({} if openings is None else {"openings": openings}),
     )  # fmt: skip
     found = read_conversations(prompts, strict=strict, limit=limit, split=split) if prompts is not None else None
-    if found is not None and found.skipped:
-        note(f"left out {len(found.skipped)} rows that cannot be used, such as {found.skipped[0]}")
+    for line in left_out(found):
+        note(line)
     desk = make_conversations(options, found, Console(file=sys.stderr))
     for why, count in desk.dropped.items():
         note(f"dropped: {count} {why}")
@@ -137,6 +137,7 @@ def train(
 ) -> None:
     """Train a draft head for a target on conversations it wrote. Ctrl-C saves; the same command then continues."""
     from eyas import training
+    from eyas.conversations import left_out
 
     given = {
         "out": out, "resume": resume, "start": start, "from_draft": from_draft, "minutes": minutes, "epochs": epochs,
@@ -151,7 +152,7 @@ def train(
     options = training.TrainOptions(**chosen)
     speaks = training.join_processes(device)  # under accelerate launch one process speaks for all
     found, others = training.read_inputs(options, data, heldout, strict, split)  # mistakes in them must not wait for the target
-    for line in training.left_out(found, others) if speaks else []:
+    for line in left_out(found, others) if speaks else []:
         note(line)
     with progress(f"loading {target or 'the embedded target'}") if speaks else nullcontext():
         loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)

@@ -3,6 +3,6 @@
 from eyas.training.loop import train
 from eyas.training.options import TrainOptions
 from eyas.training.processes import join_processes
-from eyas.training.rehearsal import left_out, read_inputs, rehearse
+from eyas.training.rehearsal import read_inputs, rehearse
 
-__all__ = ["TrainOptions", "join_processes", "left_out", "read_inputs", "rehearse", "train"]
+__all__ = ["TrainOptions", "join_processes", "read_inputs", "rehearse", "train"]

@@ -36,12 +36,6 @@ def read_inputs(
     return found, read_conversations(heldout, strict=strict, split=split) if heldout else None
 
 
-def left_out(*read: Conversations | None) -> list[str]:
-    """A line for each source with rows that could not be read."""
-    skipped = [found.skipped for found in read if found is not None and found.skipped]
-    return [f"left out {len(lines)} rows that cannot be used, such as {lines[0]}" for lines in skipped]
-
-
 def rehearse(
     target: Target, data: Conversations, heldout: Conversations | None, options: TrainOptions, preview: bool, strict: bool
 ) -> list[str]:
