@@ -68,7 +68,8 @@ def assert_committed(target: Target, session: Session, texts: list[list[int]]) -
         drafter = session.drafter
         if isinstance(drafter, EagleDrafter):
             true = EagleDrafter(drafter.draft, 1)
-            true.commit(torch.tensor([[*seen, root]]), features, [len(seen)])
+            true.commit([[*seen, root]], features)
+            assert drafter.own.first[row] == true.own.first[0]
             assert_rows(drafter.cache, row, true.cache, len(seen))
             scale = max(true.guess.abs().max().item(), 1.0)
             torch.testing.assert_close(drafter.guess[row], true.guess[0], atol=1e-4 * scale, rtol=0)
@@ -91,8 +92,9 @@ class OracleDrafter:
         self.vocabulary, self.perfect = vocabulary, perfect
         self.lengths = [0] * len(texts)  # committed pairs = index of the root
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
-        assert tokens.shape == (len(features), features.shape[1] + 1) and len(counts) == len(tokens) and min(counts) >= 1
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
+        counts = [len(row) - 1 for row in tokens]
+        assert features.shape[:2] == (len(tokens), max(counts)) and min(counts) >= 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def candidates(self, row: int, place: int, width: int) -> list[int]:
@@ -135,9 +137,9 @@ class GuidedDrafter(EagleDrafter):
         super().__init__(draft, len(texts))
         self.oracle = OracleDrafter(texts, draft.target.vocab_size, perfect)
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
-        super().commit(tokens, features, counts)
-        self.oracle.commit(tokens, features, counts)
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
+        super().commit(tokens, features)
+        self.oracle.commit(tokens, features)
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         super().propose(roots, policy)

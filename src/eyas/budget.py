@@ -71,7 +71,7 @@ def measure_costs(
     cache, drafter = target.new_cache(1, 2 * len(ids)), EagleDrafter(draft, 1)
     features, _ = target.prefill(cache, [ids])
     root = torch.tensor([ids[0]], device=target.device)
-    drafter.commit(torch.tensor([[*ids, ids[0]]], device=target.device), features, [len(ids)])
+    drafter.commit([[*ids, ids[0]]], features)
 
     def verify(size: int) -> None:
         tokens = root.expand(size)[None]

@@ -21,7 +21,7 @@ from eyas.sampling import Rule, chooser
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
-from eyas.transfer import upload
+from eyas.transfer import padded, upload
 from eyas.tree import DraftTree, TreePolicy, root_tree
 
 
@@ -194,7 +194,7 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     _, _, first = _read(target, tree, logits[:, None], accepted)
     if session.drafter is not None:
         tokens = [[*prompt, token] for prompt, token in zip(fresh, first, strict=True)]
-        session.drafter.commit(_padded(tokens, logits.device), features, [len(prompt) for prompt in fresh])
+        session.drafter.commit(tokens, features)
     session.seen = [list(request.prompt) for request in requests]
     deliveries = [request.deliver([token], drafted=0) for request, token in zip(requests, first, strict=True)]
     for request in requests:
@@ -231,16 +231,10 @@ def _commit(
     drafter: Drafter, branches: list[list[int]], deliveries: list[Delivery], kept: list[list[int]], features: Tensor
 ) -> None:
     """Give the drafter each row's committed nodes: the root, what was delivered after it, and the nodes' features [B, n, H]."""
-    nodes = _padded(kept, features.device)  # [B, m]
+    nodes = padded(kept, features.device)  # [B, m]
     rows = torch.arange(len(kept), device=features.device)[:, None]
     tokens = [[branch[0], *delivery.token_ids] for branch, delivery in zip(branches, deliveries, strict=True)]
-    drafter.commit(_padded(tokens, features.device), features[rows, nodes], [len(path) for path in kept])
-
-
-def _padded(rows: list[list[int]], device: torch.device) -> Tensor:
-    """[B, longest] int64, filled up with 0."""
-    width = max(map(len, rows))
-    return upload([row + [0] * (width - len(row)) for row in rows], device)
+    drafter.commit(tokens, features[rows, nodes])
 
 
 def _turn_over(

@@ -33,8 +33,8 @@ def progress_bar(console: Console, total: float) -> Iterator[Callable[[float, st
         nonlocal said, first
         first, now = completed if first is None else first, time.monotonic()
         if now - said >= EVERY:
-            said, share = now, completed / total
-            left = (now - began) * (total - completed) / (completed - first) if completed > first else None
+            said, share = now, min(completed / total, 1.0)  # what is begun is finished, past the total
+            left = (now - began) * max(total - completed, 0) / (completed - first) if completed > first else None
             console.print(f"{what} ({100 * share:.0f} %" + (f", {left / 60:.0f} minutes left)" if left is not None else ")"))
 
     yield update

@@ -45,7 +45,7 @@ def test_the_latest_continuation_comes_first() -> None:
 def test_a_repeated_passage_is_drafted_whole() -> None:
     drafter = NgramDrafter(2)
     text = [5, 6, 7, 8, 9, 5]
-    drafter.commit(torch.tensor([[*text, 6], [1, 2, 0, 0, 0, 0, 0]]), torch.empty(2, 6, 0), [6, 1])
+    drafter.commit([[*text, 6], [1, 2]], torch.empty(2, 6, 0))
     tree = drafter.propose(torch.tensor([6, 2]), DynamicTree(3, 3, 2))
     assert tree.tokens[0].tolist() == [6, 7, 8, 9] and tree.parents[0].tolist() == [0, 0, 1, 2]
     assert not tree.log_values[1, 1:].isfinite().any(), "the second row has nothing to repeat"
@@ -54,19 +54,19 @@ def test_a_repeated_passage_is_drafted_whole() -> None:
 
 def test_nothing_to_repeat_means_plain_decoding() -> None:
     drafter = NgramDrafter(1)
-    drafter.commit(torch.tensor([[1, 2, 3]]), torch.empty(1, 2, 0), [2])
+    drafter.commit([[1, 2, 3]], torch.empty(1, 2, 0))
     tree = drafter.propose(torch.tensor([3]), DynamicTree())
     assert tree.size == 1 and tree.max_depth == 0
 
 
 def test_rows_move_with_what_they_know() -> None:
     drafter = NgramDrafter(2)
-    drafter.commit(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.empty(2, 2, 0), [2, 2])
+    drafter.commit([[1, 2, 3], [4, 5, 6]], torch.empty(2, 2, 0))
     part = drafter.take([1], [1])
-    part.commit(torch.tensor([[7, 8]]), torch.empty(1, 1, 0), [1])
+    part.commit([[7, 8]], torch.empty(1, 1, 0))
     drafter.put([0], part)
     assert [history.tokens for history in drafter.histories] == [[4, 7, 8], [4, 5, 6]]
-    drafter.commit(torch.tensor([[8, 9], [6, 6]]), torch.empty(2, 1, 0), [1, 1])
+    drafter.commit([[8, 9], [6, 6]], torch.empty(2, 1, 0))
     drafter.truncate([2, 9])
     assert [history.tokens for history in drafter.histories] == [[4, 7], [4, 5, 6]]
     drafter.select([1])

@@ -14,7 +14,7 @@ from eyas.training import TrainOptions
 from eyas.training.data import Sample, collate
 from eyas.training.features import observe
 from eyas.training.objective import Objective
-from eyas.training.readout import read_head
+from eyas.training.readout import read_batch, read_head
 from eyas.training.start import starting_head
 from tests import families
 
@@ -42,7 +42,7 @@ def test_a_family_is_trained_on_its_own_distribution(name: str) -> None:
     torch.testing.assert_close(knowledge.log_mass, logits.logsumexp(-1), rtol=1e-4, atol=1e-4)
 
     head = starting_head(target, "regression", 16, [(batch, knowledge)])
-    objective = Objective(head, target.embed, readout, TrainOptions(out=Path("unused"), noise=0.0, loss="top-k"))
+    objective = Objective(head, target, token_map, TrainOptions(out=Path("unused"), noise=0.0, loss="top-k"))
     optimiser = torch.optim.AdamW(head.parameters(), lr=3e-3)
     losses = []
     for number in range(6):
@@ -54,3 +54,15 @@ def test_a_family_is_trained_on_its_own_distribution(name: str) -> None:
     assert losses[-1] < losses[0]
     assert head_like(target.config, 16).vocab_size == 48
     assert {name for name, _ in objective.named_parameters()} == {f"head.{name}" for name, _ in head.named_parameters()}
+
+
+def test_a_text_may_use_its_own_tokens() -> None:
+    """Each row's loss reads the draft vocabulary and what that row holds; not its filling, nor what others hold."""
+    target = Target(families.model("llama"), None, "llama")
+    samples = [Sample(torch.tensor(ids), torch.ones(len(ids), dtype=torch.bool)) for ids in ([1, 5, 3, 7], [6, 9, 9])]
+    readout, absent = read_batch(target, torch.tensor([1, 3, 6]), collate(samples, [0, 1]))
+    weight = target.head.get_parameter("weight")
+    assert torch.equal(readout.rows, weight[[1, 3, 6, 5, 7, 9]])
+    assert absent is not None and absent.tolist() == [[False, False, True], [True, True, False]]
+    whole, absent = read_batch(target, None, collate(samples, [0, 1]))
+    assert torch.equal(whole.rows, weight) and absent is None

@@ -72,6 +72,27 @@ def test_scaled_capped_and_biased_logits(scale: float, cap: float | None) -> Non
     assert_same(distillation(guesses, features, mass, readout, LossWeights(0, 1, top=1, k=4), chunk=3), expected, guesses)
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_a_shut_token_is_no_part_of_either_distribution(cap: float | None) -> None:
+    """The last tokens of the readout are open to some positions only: each position by the plain formula over what it has."""
+    guesses, features, _, head = setting()
+    closed = torch.rand(features.shape[0], 3) < 0.5
+    closed[0], closed[1] = True, False
+
+    def read(rows: torch.Tensor, size: int) -> torch.Tensor:
+        logits = rows @ head[:size].T
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    mass = read(features, 20).logsumexp(-1)
+    shut = torch.cat([torch.zeros(len(closed), 9, dtype=torch.bool), closed], dim=1)  # [N, 12]
+    target = (read(features, 12) - mass[:, None]).exp().masked_fill(shut, 0)
+    own = read(guesses, 12).masked_fill(shut, -torch.inf).log_softmax(-1).masked_fill(shut, 0)
+    expected = -(target * own).sum((-1, -2)) + top(target, own, 4)
+    weights = LossWeights(0, 1, top=1, k=4)
+    found = distillation(guesses, features, mass, Readout(head[:12], cap=cap), weights, closed, chunk=3)
+    assert_same(found, expected, guesses)
+
+
 def test_a_perfect_guess_has_the_least_loss() -> None:
     guesses, features, log_mass, head = setting()
     perfect = features.expand(3, -1, -1).clone().requires_grad_()

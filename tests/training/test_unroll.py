@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.drafters.vocabulary import OwnTokens
 from eyas.heads.eagle import EagleHead, HeadConfig, head_like
 from eyas.target import Target
 from eyas.training.data import Sample, collate
@@ -72,7 +73,7 @@ class Forced(EagleDraft):
     tokens: list[int]
     guesses: list[torch.Tensor]
 
-    def candidates(self, features: torch.Tensor, width: int) -> Candidates:
+    def candidates(self, features: torch.Tensor, width: int, own: OwnTokens | None = None) -> Candidates:
         self.guesses.append(features)
         token = self.tokens[len(self.guesses) - 1]
         return torch.full((1, features.shape[1], width), token), torch.zeros(1, features.shape[1], width)
@@ -91,7 +92,7 @@ def test_each_step_equals_the_real_drafter_with_its_cache(target: Target) -> Non
         drafter, bite = EagleDrafter(draft, 1), root // 2 + 1
         for start in range(0, root + 1, bite):
             end = min(start + bite, root + 1)
-            drafter.commit(ids[:, start : end + 1], knowledge.features[:, start:end], [end - start])
+            drafter.commit(ids[:, start : end + 1].tolist(), knowledge.features[:, start:end])
         draft.tokens, draft.guesses = ids[0, root + 2 :].tolist(), []
         drafter.propose(ids[:, root + 1], chain(steps))
         assert len(draft.guesses) == steps

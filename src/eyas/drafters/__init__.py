@@ -15,14 +15,13 @@ from eyas.tree import DraftTree, TreePolicy
 class Drafter(Protocol):
     """What the decoding loop asks of a drafter."""
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
         """Take in what the target has committed.
 
         Args:
-            tokens: [B, m + 1] int64, the committed tokens and the new root after each row's last: column j is the token that
+            tokens: by row the committed ones, at least one, and the new root after them: token j is the one that
                 ``features[:, j]`` belongs to.
-            features: [B, m, H] of the target.
-            counts: how many tokens each row commits, at least one; the columns after its root are filling.
+            features: [B, m, H] of the target; a row that commits fewer than m tokens is filled up.
         """
         ...
 

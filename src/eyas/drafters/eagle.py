@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.cache import RowCache
+from eyas.drafters.vocabulary import OwnTokens, OwnVocabulary
 from eyas.heads.eagle import EagleHead
 from eyas.masks import additive, tree_visibility
 from eyas.packing import linear, packed
 from eyas.target import Target
-from eyas.transfer import upload
+from eyas.transfer import padded, upload
 from eyas.tree import Candidates, DraftTree, TreePolicy, grow
 
 
@@ -23,15 +24,23 @@ class EagleDraft:
         head: the draft network, on the target's device and in its dtype.
         token_map: target ids [draft vocabulary] int64 of a reduced draft vocabulary, or None.
         embedding: an embedding [V, H] of the checkpoint's own, or None: the target's.
+        own_tokens: of a row's own text, proposed besides a reduced draft vocabulary, at most so many.
     """
 
     def __init__(
-        self, target: Target, head: EagleHead, token_map: Tensor | None = None, embedding: Tensor | None = None
+        self,
+        target: Target,
+        head: EagleHead,
+        token_map: Tensor | None = None,
+        embedding: Tensor | None = None,
+        own_tokens: int = 1024,
     ) -> None:
         self.target = target
         self.head = packed(head)
         self.embedding = embedding
         self.token_map = token_map
+        self.known = frozenset(() if token_map is None else token_map.tolist())
+        self.own_tokens = own_tokens
         self.read: nn.Module = target.head  # features to logits of the draft vocabulary
         if token_map is not None:
             bias = getattr(target.head, "bias", None)
@@ -43,16 +52,19 @@ class EagleDraft:
         out: Tensor = self.target.embed(tokens) if self.embedding is None else F.embedding(tokens, self.embedding)
         return out
 
-    def candidates(self, features: Tensor, width: int) -> Candidates:
+    def candidates(self, features: Tensor, width: int, own: OwnTokens | None = None) -> Candidates:
         """The ``width`` most likely tokens after guessed features [B, k, H], with log-probabilities, best first.
 
-        A vocabulary smaller than ``width`` is filled up with impossible tokens.
+        They come from the draft vocabulary and from ``own``. Fewer than ``width`` are filled up with impossible tokens.
         """
-        logits = self.target.postprocess(self.read(features)).float()  # [B, k, draft vocabulary]
+        logits, token_map = self.target.postprocess(self.read(features)).float(), self.token_map  # [B, k, draft vocabulary]
+        if own is not None and token_map is not None:
+            besides = self.target.postprocess(own.read(features)).float() + own.closed  # [B, k, M]
+            logits, token_map = torch.cat([logits, besides], dim=-1), torch.cat([token_map, own.tokens])
         values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
         values = values - logits.logsumexp(dim=-1, keepdim=True)
-        if self.token_map is not None:
-            tokens = self.token_map[tokens]
+        if token_map is not None:
+            tokens = token_map[tokens]
         missing = width - tokens.shape[-1]
         if missing:
             tokens, values = F.pad(tokens, (0, missing)), F.pad(values, (0, missing), value=-torch.inf)
@@ -68,31 +80,34 @@ class EagleDrafter:
     def __init__(self, draft: EagleDraft, batch: int) -> None:
         self.draft = draft
         self.cache = RowCache(1, batch)
+        self.own = OwnVocabulary(draft.target.head, draft.known, batch, draft.own_tokens)
         self.guess = torch.empty(batch, 1, 0)  # [B, 1, H], the head's output at each row's last committed pair
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
         """See `eyas.drafters.Drafter.commit`. Pair (f[i], t[i+1]) has draft position i."""
-        tokens = tokens[:, 1:]  # [B, m], the token after each feature's
-        batch, m = tokens.shape
-        steps = torch.arange(m, device=tokens.device)
-        positions = upload(self.cache.lengths, tokens.device)[:, None] + steps
+        if self.draft.known:
+            self.own.add(tokens, self.cache.lengths)
+        batch, m, device = *features.shape[:2], features.device
+        following = padded([row[1:] for row in tokens], device)  # [B, m], the token after each feature's
+        steps = torch.arange(m, device=device)
+        positions = upload(self.cache.lengths, device)[:, None] + steps
         mask = None
         if self.cache.start:
             causal = (steps[:, None] >= steps).expand(batch, m, m)
-            mask = additive(tree_visibility(self.cache.prefix_mask(tokens.device), causal), features.dtype)
-        out = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
-        ends = upload(counts, tokens.device) - 1
-        self.guess = out[torch.arange(batch, device=tokens.device), ends][:, None]
+            mask = additive(tree_visibility(self.cache.prefix_mask(device), causal), features.dtype)
+        out = self.draft.head(self.draft.embed(following), features, positions, mask, self.cache)
+        counts = [len(row) - 1 for row in tokens]
+        self.guess = out[torch.arange(batch, device=device), upload(counts, device) - 1][:, None]
         self.cache.keep([list(range(count)) for count in counts])
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
         prefix = self.cache.prefix_mask(roots.device)  # [B, start]
         lengths = upload(self.cache.lengths, roots.device)[:, None]
-        guess, level = self.guess, 0
+        guess, level, own = self.guess, 0, self.own.gather()
 
         def first(width: int) -> Candidates:
-            return self.draft.candidates(guess, width)
+            return self.draft.candidates(guess, width, own)
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
             nonlocal guess, level
@@ -103,7 +118,7 @@ class EagleDrafter:
             guess = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
             self.cache.start += tokens.shape[1]
             level += 1
-            return self.draft.candidates(guess, width)
+            return self.draft.candidates(guess, width, own)
 
         tree = grow(policy, roots, first, draft)
         self.cache.rewind()
@@ -112,19 +127,22 @@ class EagleDrafter:
     def select(self, rows: list[int]) -> None:
         """Keep only these rows of the batch."""
         self.cache.select(rows)
+        self.own.select(rows)
         self.guess = self.guess[rows]
 
     def take(self, rows: list[int], lengths: list[int]) -> EagleDrafter:
         """A drafter of its own for these rows; a `commit` must follow before its next `propose`."""
         taken = EagleDrafter(self.draft, len(rows))
-        taken.cache = self.cache.take(rows, lengths)
+        taken.cache, taken.own = self.cache.take(rows, lengths), self.own.take(rows, lengths)
         return taken
 
     def put(self, rows: list[int], other: EagleDrafter) -> None:
         """Replace these rows of the batch by those of another drafter."""
         self.cache.put(rows, other.cache)
+        self.own.put(rows, other.own)
         self.guess = self.guess.index_copy(0, upload(rows, self.guess.device), other.guess)
 
     def truncate(self, lengths: list[int]) -> None:
         """Forget all but the first so many pairs of each row; a `commit` must follow before the next `propose`."""
         self.cache.truncate(lengths)
+        self.own.truncate(lengths)

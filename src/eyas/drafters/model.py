@@ -29,14 +29,14 @@ class ModelDrafter:
         self.committed = [0] * batch
         self.logits = torch.empty(batch, 1, 0)  # [B, 1, V] after each row's root
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
         """See `eyas.drafters.Drafter.commit`. Runs what the assistant has not seen, the root included."""
         fresh = []
-        for row, count, length, committed in zip(tokens.tolist(), counts, self.cache.lengths, self.committed, strict=True):
-            fresh.append(row[length - committed : count + 1])  # the first was the root before, and has been run
+        for row, length, committed in zip(tokens, self.cache.lengths, self.committed, strict=True):
+            fresh.append(row[length - committed :])  # the first was the root before, and has been run
         _, logits = self.assistant.prefill(self.cache, fresh)
         self.logits = logits[:, None]
-        self.committed = [committed + count for committed, count in zip(self.committed, counts, strict=True)]
+        self.committed = [committed + len(row) - 1 for committed, row in zip(self.committed, tokens, strict=True)]
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         """Grow a tree. A level's nodes are run with those above them, as one forest behind the root."""

@@ -63,13 +63,13 @@ class NgramDrafter:
     def __init__(self, batch: int) -> None:
         self.histories = [History() for _ in range(batch)]
 
-    def commit(self, tokens: Tensor, features: Tensor, counts: list[int]) -> None:
+    def commit(self, tokens: list[list[int]], features: Tensor) -> None:
         """See `eyas.drafters.Drafter.commit`."""
-        for history, row, count in zip(self.histories, tokens.tolist(), counts, strict=True):
+        for history, row in zip(self.histories, tokens, strict=True):
             known = len(history.tokens) - history.committed  # 1 where the first of these is the root before
-            for token in row[known : count + 1]:
+            for token in row[known:]:
                 history.append(token)
-            history.committed += count
+            history.committed += len(row) - 1
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         """Grow a tree of continuations: as large as the policy says, or as many as there are."""

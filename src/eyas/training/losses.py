@@ -56,20 +56,28 @@ class Distillation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, chunk: int
+        ctx: Any,
+        guesses: Tensor,
+        features: Tensor,
+        log_mass: Tensor,
+        readout: Readout,
+        weights: LossWeights,
+        closed: Tensor | None,
+        chunk: int,
     ) -> Tensor:
         losses = guesses.new_zeros(guesses.shape[0], dtype=torch.float32)  # [K]
         gradient = torch.empty_like(guesses)  # [K, N, H]
         for start in range(0, guesses.shape[1], chunk):
             part = slice(start, start + chunk)
-            target = readout.logits(features[part]).sub_(log_mass[part, None]).exp_()  # [c, D], p
+            shut = None if closed is None else closed[part]  # [c, M]
+            target = readout.logits(features[part], shut).sub_(log_mass[part, None]).exp_()  # [c, D], p
             best = target.topk(min(weights.k, target.shape[-1]), dim=-1) if weights.top else None  # [c, k]
             target *= weights.entropy
             if best is not None:
                 target.scatter_add_(-1, best.indices, weights.top * best.values)
             covered = target.sum(-1, keepdim=True)  # [c, 1]
             for step, guess in enumerate(guesses[:, part]):
-                logits = readout.logits(guess)  # [c, D]
+                logits = readout.logits(guess, shut)  # [c, D]
                 flatness = readout.capping(logits)
                 dot = torch.linalg.vecdot(target, logits)  # [c]
                 highest = logits.amax(-1, keepdim=True)
@@ -85,11 +93,17 @@ class Distillation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * slopes[0][:, None, None], None, None, None, None, None
+        return gradient * slopes[0][:, None, None], None, None, None, None, None, None
 
 
 def distillation(
-    guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, chunk: int = CHUNK
+    guesses: Tensor,
+    features: Tensor,
+    log_mass: Tensor,
+    readout: Readout,
+    weights: LossWeights,
+    closed: Tensor | None = None,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """Weighted cross-entropies summed over the positions, a value for each step, [K].
 
@@ -98,16 +112,23 @@ def distillation(
         features: the target's, [N, H].
         log_mass: log Σ exp of the target's logits over its whole vocabulary, [N].
         readout: reads logits over the draft vocabulary off both.
+        closed: which of the readout's last M tokens a position may not have, [N, M] bool; None: none.
     """
-    losses: Tensor = Distillation.apply(guesses, features, log_mass, readout, weights, chunk)
+    losses: Tensor = Distillation.apply(guesses, features, log_mass, readout, weights, closed, chunk)
     return losses
 
 
 def draft_loss(
-    guesses: Tensor, features: Tensor, log_mass: Tensor, readout: Readout, weights: LossWeights, step_weights: Tensor
+    guesses: Tensor,
+    features: Tensor,
+    log_mass: Tensor,
+    readout: Readout,
+    weights: LossWeights,
+    step_weights: Tensor,
+    closed: Tensor | None = None,
 ) -> Tensor:
     """All terms, averaged over steps by ``step_weights`` [K] and *summed* over positions; arguments as `distillation`."""
-    loss = distillation(guesses, features, log_mass, readout, weights)  # [K]
+    loss = distillation(guesses, features, log_mass, readout, weights, closed)  # [K]
     if weights.feature:
         regression = F.smooth_l1_loss(guesses, features.expand_as(guesses), reduction="none").mean(2).sum(1)  # [K]
         loss = loss + weights.feature * regression

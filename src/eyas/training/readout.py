@@ -9,6 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.target import Target
+from eyas.training.data import Batch
+
+SHUT = -1e4
+"""The logit of a token that is shut: no probability, and finite, so that no probability times it is 0."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,15 @@ class Readout:
     scale: float = 1.0
     cap: float | None = None
 
-    def logits(self, features: Tensor) -> Tensor:
-        """Logits [..., D] float32 of features [..., H]."""
+    def logits(self, features: Tensor, closed: Tensor | None = None) -> Tensor:
+        """Logits [..., D] float32 of features [..., H]; ``closed`` [..., M] bool shuts some of the last M tokens."""
         logits = F.linear(features.to(self.rows.dtype), self.rows, self.bias).float()
         if self.scale != 1:
             logits *= self.scale
-        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        logits = logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        if closed is not None and closed.shape[-1]:
+            logits[..., -closed.shape[-1] :].masked_fill_(closed, SHUT)
+        return logits
 
     def pull(self, slope: Tensor, flatness: Tensor | None) -> Tensor:
         """The gradient [..., H] in features from one in logits [..., D]; ``flatness``: `capping` at those logits."""
@@ -57,6 +64,23 @@ def read_head(target: Target, token_map: Tensor | None) -> Readout:
     config = target.config
     scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
     return Readout(rows, bias, float(scale), getattr(config, "final_logit_softcapping", None))
+
+
+def read_batch(target: Target, token_map: Tensor | None, batch: Batch) -> tuple[Readout, Tensor | None]:
+    """The readout over a draft vocabulary [D] and M tokens more that a batch's texts hold.
+
+    Drafting proposes a text's own tokens besides (`eyas.drafters.vocabulary`), so the head has to learn when to repeat them.
+
+    Returns:
+        The readout over D + M tokens, and which of the M are not in a conversation, [B, M] bool; None: M is 0.
+    """
+    if token_map is None:
+        return read_head(target, None), None
+    ids = batch.ids.where(batch.present, batch.ids[:, :1])  # filling is no token of the text
+    own = ids.unique()
+    own = own[~torch.isin(own, token_map)]  # [M]
+    absent = torch.ones(len(ids), target.vocab_size, dtype=torch.bool, device=ids.device).scatter_(1, ids, False)  # [B, V]
+    return read_head(target, torch.cat([token_map, own])), absent[:, own]
 
 
 def draft_ids(token_map: Tensor | None, tokens: Tensor, vocab_size: int) -> Tensor:

@@ -98,7 +98,7 @@ class Trainer:
             ],
             betas=(0.9, 0.95),
         )
-        objective = Objective(self.head, target.embed, self.readout, options)
+        objective = Objective(self.head, target, self.token_map, options)
         self.objective, self.optimiser = accelerator.prepare(objective, optimiser, device_placement=[False, False])
         self.average = copy.deepcopy(self.head)  # after prepare, which makes all processes start alike
         if state:
