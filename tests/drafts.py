@@ -69,6 +69,9 @@ def assert_committed(target: Target, session: Session, texts: list[list[int]]) -
         if isinstance(drafter, EagleDrafter):
             true = EagleDrafter(drafter.draft, 1)
             true.commit([[*seen, root]], features)
+            with torch.inference_mode():
+                true.catch_up()
+                drafter.catch_up()
             assert drafter.own.first[row] == true.own.first[0]
             assert_rows(drafter.cache, row, true.cache, len(seen))
             scale = max(true.guess.abs().max().item(), 1.0)

@@ -1,8 +1,7 @@
-"""How large a draft tree pays on this machine: verification and drafting are timed once, and the best of a few trees is taken.
+"""What a step costs on this machine: verification and drafting are timed once, a few seconds for a small model.
 
-Speedup = τ · T(1) / (T(n) + depth · T_draft). T(n), one forward of the target over n nodes, depends on the machine: nearly flat
-on a GPU or with matrix units, steep on a CPU without them, where EAGLE-2's 60 nodes can cost more than they bring. How τ grows
-with the tree depends little on the draft: `LADDER` holds what was measured with the shipped one (docs/notes/).
+T(n), one forward of the target over n nodes, depends on the machine: nearly flat on a GPU or with matrix units, steep on a CPU
+without them, where EAGLE-2's 60 nodes can cost more than they bring. `eyas.adaptive` decides by these costs.
 """
 
 from __future__ import annotations
@@ -10,24 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.tree import DraftTree, DynamicTree
 
-LADDER: tuple[tuple[DynamicTree, float], ...] = (
-    (DynamicTree(5, 4, 2), 1.95),
-    (DynamicTree(8, 4, 3), 2.12),
-    (DynamicTree(12, 4, 4), 2.33),
-    (DynamicTree(16, 5, 5), 2.44),
-    (DynamicTree(24, 6, 6), 2.55),
-    (DynamicTree(32, 6, 8), 2.67),
-    (DynamicTree(60, 6, 10), 2.85),
-)
-"""Trees to choose from, and the tokens a step to expect: 12/4/4 and 60/6/10 as measured, the others scaled from a sweep
-(docs/benchmarks.md). The last is the published default."""
+SIZES = (1, 2, 4, 6, 9, 13, 17, 25, 33, 49, 61)
+ONE_LEVEL, NARROW, WIDE = DynamicTree(60, 1, 10), DynamicTree(60, 4, 4), DynamicTree(60, 6, 10)
+"""What is measured to choose a tree for every step."""
 
 ROUNDS = 5
 CONTEXT = 64  # tokens of context to measure at
@@ -40,21 +33,58 @@ class StepCosts:
     Attributes:
         verify: a forward of the target by the number of nodes; 1 is plain decoding.
         draft: drafting a tree, by its settings.
+        commit: the draft's forward over the tokens a step has committed.
     """
 
     verify: dict[int, float]
     draft: dict[DynamicTree, float]
+    commit: float = 0.0
 
     def speedup(self, tree: DynamicTree, tau: float) -> float:
         """Expected speedup over plain decoding: τ · T(1) / (T(n) + drafting)."""
-        return tau * self.verify[1] / (self.verify[tree.tokens + 1] + self.draft[tree])
+        return tau * self.verify[1] / (self.target(tree.tokens + 1) + self.draft[tree] + self.commit)
+
+    def target(self, nodes: int) -> float:
+        """T(n): between measured sizes, and beyond the largest, along straight lines."""
+        return float(self._curve(torch.tensor([nodes])))
+
+    def beyond(self, batch: int, tokens: int) -> Tensor:
+        """T(batch · (n + 1)) − T(batch) for n = 1 … ``tokens``, float32: what n nodes a row add to plain decoding."""
+        key = (batch, tokens)
+        if key not in self._beyond:
+            times = self._curve(batch * torch.arange(1, tokens + 2))
+            self._beyond[key] = (times - times[0]).clamp(min=0)[1:].cummax(0).values.float()
+        return self._beyond[key]
+
+    @property
+    def first(self) -> float:
+        """Drafting a first level, with what every step's drafting has: the commit before, the tree put together after."""
+        return self.draft[ONE_LEVEL] + self.commit
+
+    def level(self, rows: int) -> float:
+        """A further level of so many nodes."""
+        wide, narrow = ((self.draft[tree] - self.draft[ONE_LEVEL]) / (tree.depth - 1) for tree in (WIDE, NARROW))
+        slope = max(wide - narrow, 0.0) / (WIDE.top_k - NARROW.top_k)
+        return max(wide - slope * (WIDE.top_k - rows), slope)
+
+    def _curve(self, nodes: Tensor) -> Tensor:
+        """T at each of ``nodes`` [m] int64, float64."""
+        sizes = torch.tensor(list(self.verify))
+        times = torch.tensor(list(self.verify.values()), dtype=torch.float64)
+        upper = torch.searchsorted(sizes, nodes).clamp(1, len(sizes) - 1)
+        share = (nodes - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
+        return torch.lerp(times[upper - 1], times[upper], share.double())
+
+    @cached_property
+    def _beyond(self) -> dict[tuple[int, int], Tensor]:
+        return {}
 
 
 @torch.inference_mode()
 def measure_costs(
     draft: EagleDraft,
-    trees: Sequence[DynamicTree] = tuple(tree for tree, _ in LADDER),
-    sizes: Sequence[int] = (),
+    trees: Sequence[DynamicTree] = (ONE_LEVEL, NARROW, WIDE),
+    sizes: Sequence[int] = SIZES,
     context: int = CONTEXT,
     rounds: int = ROUNDS,
 ) -> StepCosts:
@@ -72,6 +102,12 @@ def measure_costs(
     features, _ = target.prefill(cache, [ids])
     root = torch.tensor([ids[0]], device=target.device)
     drafter.commit([[*ids, ids[0]]], features)
+    drafter.catch_up()
+
+    def commit() -> None:
+        drafter.commit([ids[-1:] * 4], features[:, :3])  # three tokens, about what a step accepts
+        drafter.catch_up()
+        drafter.truncate([len(ids)])
 
     def verify(size: int) -> None:
         tokens = root.expand(size)[None]
@@ -83,13 +119,17 @@ def measure_costs(
 
     verified: dict[int, list[float]] = {size: [] for size in sorted({1, *sizes, *(tree.tokens + 1 for tree in trees)})}
     drafted: dict[DynamicTree, list[float]] = {tree: [] for tree in trees}
+    commits: list[float] = []
     for _ in range(rounds):
         for size, times in verified.items():
             times.append(_seconds(lambda size=size: verify(size), target.device))  # type: ignore[misc]
         for tree, times in drafted.items():
             times.append(_seconds(lambda tree=tree: drafter.propose(root, tree), target.device))  # type: ignore[misc]
+        commits.append(_seconds(commit, target.device))
     return StepCosts(
-        {size: median(times) for size, times in verified.items()}, {tree: median(times) for tree, times in drafted.items()}
+        {size: median(times) for size, times in verified.items()},
+        {tree: median(times) for tree, times in drafted.items()},
+        median(commits),
     )
 
 
@@ -102,8 +142,3 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter() - started
-
-
-def choose_tree(costs: StepCosts) -> DynamicTree:
-    """The ladder's tree with the highest expected speedup."""
-    return max(LADDER, key=lambda rung: costs.speedup(*rung))[0]

@@ -146,10 +146,8 @@ def decode(
     while rows:
         begin = clock()
         deepest = max(request.room - len(request.ids) for request in rows) - 1
-        if drafter is None or policy is None or deepest < 1:
-            tree = root_tree(roots)
-        else:
-            tree = drafter.propose(roots, policy.limited(deepest))
+        growing = None if drafter is None or policy is None or deepest < 1 else policy.limited(deepest)
+        tree = root_tree(roots) if drafter is None or growing is None else drafter.propose(roots, growing)
         drafted = clock()
         logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
         verified = clock()
@@ -170,6 +168,8 @@ def decode(
         for seen, branch, path in zip(session.seen, branches, kept, strict=True):
             seen += branch[: len(path)]  # last: an interrupted step leaves no token here without its rows
         end = clock()
+        if policy is not None:
+            policy.learn(tree, paths, end - begin)
         for request in rows:
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
         yield from deliveries

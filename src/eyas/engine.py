@@ -13,7 +13,8 @@ from typing import Any, overload
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eyas.budget import choose_tree, measure_costs
+from eyas.adaptive import AdaptiveTree, Experience
+from eyas.budget import measure_costs
 from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters import Drafter
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
@@ -26,7 +27,7 @@ from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupport
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
-from eyas.tree import DynamicTree, TreePolicy
+from eyas.tree import TreePolicy
 
 Prompt = str | Sequence[int]
 
@@ -111,9 +112,11 @@ class Engine:
             )
 
     @cached_property
-    def tree(self) -> DynamicTree:
-        """The tree that ``eagle2`` grows where a call gives no setting: the one that pays best here, measured once."""
-        return DynamicTree() if self.draft is None else choose_tree(measure_costs(self.draft))
+    def adaptive(self) -> AdaptiveTree:
+        """What ``eagle2`` grows where a call fixes no tree: what pays, by experience and by costs measured here once."""
+        if self.draft is None:
+            raise EyasError(f"an adaptive tree needs a draft for {self.target.name}; pass one")
+        return AdaptiveTree(measure_costs(self.draft), Experience())
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -246,7 +249,7 @@ class Engine:
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is not None and len(prompts) != 1:
             raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
-        policy = self.tree if call.measured else call.policy  # measured last: a mistake must not wait for it
+        policy = self.adaptive if call.adaptive else call.policy  # costs are measured last: a mistake must not wait for it
         if session is None:
             session = open_session(self.target, requests, new_drafter)
         return Job(requests, session, policy)

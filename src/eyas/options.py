@@ -25,14 +25,14 @@ class Call:
 
     Attributes:
         policy: how trees grow; None: plain decoding.
-        measured: eagle2 without any setting: the engine's measured tree takes the policy's place.
+        adaptive: the engine's adaptive tree takes the policy's place.
         max_new_tokens: at most so many new tokens each.
         stop: stop strings.
         sampling: the `SamplingOptions` fields that were given.
     """
 
     policy: TreePolicy | None
-    measured: bool
+    adaptive: bool
     max_new_tokens: int
     stop: list[str]
     sampling: dict[str, Any]
@@ -42,8 +42,9 @@ def check_options(options: Mapping[str, Any]) -> Call:
     """Check what `Engine.generate` was given, as far as that needs no model. An option that is None counts as not given.
 
     Args:
-        options: ``method``; ``tree`` (a policy of your own) or its settings ``tokens``, ``depth``, ``width``, ``rank_by`` and
-            ``rerank`` (see `DynamicTree`; with none of them eagle2 takes the tree that pays best on this machine);
+        options: ``method``; ``tree`` (for eagle2: ``"adaptive"``, what pays on this machine step by step, see `eyas.adaptive`;
+            ``"fixed"``, as published; or a policy of your own); the fixed tree's settings ``tokens``, ``depth``, ``width``,
+            ``rank_by`` and ``rerank`` (see `DynamicTree`; with any of them the tree is fixed, else adaptive);
             ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several); and the fields of
             `SamplingOptions`.
 
@@ -62,10 +63,12 @@ def check_options(options: Mapping[str, Any]) -> Call:
     stops = [stop] if isinstance(stop, str) else list(stop)
     if "" in stops:
         raise EyasError("a stop string is empty; leave it out")
-    if tree is not None and (settings or method != "eagle2"):
-        raise EyasError(
-            "a tree of your own takes the place of method eagle2's; leave out tokens, depth, width and other methods"
-        )
+    if tree is not None and method != "eagle2":
+        raise EyasError(f"method {method} has a tree of its own; leave out tree, or use eagle2")
+    if isinstance(tree, str) and tree not in ("adaptive", "fixed"):
+        raise EyasError(f"tree {tree} is unknown; choose adaptive or fixed")
+    if tree not in (None, "fixed") and settings:
+        raise EyasError(f"{next(iter(settings))} is a setting of the fixed tree; leave it out, or choose tree fixed")
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
     if unknown:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
@@ -74,8 +77,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
         policy = make_policy(method, **settings)
     except TypeError as error:
         raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
-    measured = method == "eagle2" and tree is None and not settings
-    return Call(policy if tree is None else tree, measured, max_new_tokens, stops, given)
+    adaptive = tree == "adaptive" or (method == "eagle2" and tree is None and not settings)
+    return Call(policy if tree is None or isinstance(tree, str) else tree, adaptive, max_new_tokens, stops, given)
 
 
 def check_text(text: str) -> None:

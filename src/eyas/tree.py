@@ -7,9 +7,9 @@ Nodes are flattened breadth-first: node 0 is the root, the last emitted token; p
     depths   [ 0, 1, 1, 2, 2 ]
 
 `grow` drafts level by level under a *policy*, which answers three questions: how many children a node gets (`width`), which
-nodes of a level are expanded (`expand`), and which of all drafted nodes are kept (`choose`). Two policies cover every method:
-`DynamicTree` (EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains). Nothing here loops
-over nodes, and nothing here waits for the device.
+nodes of a level are expanded, if any (`expand`), and which of all drafted nodes are kept (`choose`). Two policies cover every
+published method: `DynamicTree` (EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains).
+`eyas.adaptive` fits the tree to machine and moment. Nothing here loops over nodes, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -84,16 +84,24 @@ class TreePolicy(Protocol):
         """Children drafted for each expanded node; ``level`` counts from 1."""
         ...
 
-    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
-        """Which of a level's candidates are run through the draft, [B, k] int64."""
+    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
+        """What the draft's log-probabilities [B, k, w] of a level are taken for; at most 0."""
+        ...
+
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
+        """Which of a level's candidates are run through the draft, [B, k] int64; None: this level is the last."""
         ...
 
     def choose(self, levels: list[LevelScores]) -> Tensor:
         """Which of all candidates, in drafting order, make up the tree: ascending indices [B, n − 1] int64."""
         ...
 
-    def limited(self, depth: int) -> TreePolicy:
-        """The same policy, at most ``depth`` (≥ 1) levels deep."""
+    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
+        """Told which nodes of each row of a step's tree were accepted, from the root on, and how long the step took."""
+        ...
+
+    def limited(self, depth: int) -> TreePolicy | None:
+        """The policy for one step: at most ``depth`` (≥ 1) levels; None: nothing is worth drafting in this step."""
         ...
 
 
@@ -114,12 +122,22 @@ class LevelScores:
     expanded: Tensor | None
 
 
+class Trusting:
+    """What policies have in common that take the draft at its word and remember nothing."""
+
+    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
+        return log_confidences
+
+    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
+        pass
+
+
 LARGEST = 1024
 """Of any setting of a dynamic tree: width squared candidates are drafted a level."""
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTree(Trusting):
     """EAGLE-2: expand the most valuable nodes of each level, keep the most valuable of all.
 
     Attributes:
@@ -149,9 +167,11 @@ class DynamicTree:
     def width(self, level: int) -> int:
         return self.top_k
 
-    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
-        scores = log_values if self.rank_by == "value" else log_confidences
-        return best(scores, self.top_k)
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
+        return None if level == self.depth else self._best(log_values, log_confidences)
+
+    def _best(self, log_values: Tensor, log_confidences: Tensor) -> Tensor:
+        return best(log_values if self.rank_by == "value" else log_confidences, self.top_k)
 
     def choose(self, levels: list[LevelScores]) -> Tensor:
         if not self.rerank:
@@ -165,10 +185,10 @@ class DynamicTree:
     def _selected(self, levels: list[LevelScores]) -> Tensor:
         """The nodes expansion selected at every level, in drafting order: at most ``tokens``, shallow ones first."""
         kept, offset = [], 0
-        for number, level in enumerate(levels, start=1):
+        for level in levels:
             selected = level.expanded
             if selected is None:
-                selected = self.expand(number, level.log_values, level.log_confidences)
+                selected = self._best(level.log_values, level.log_confidences)
             kept.append(selected.sort(dim=1).values + offset)
             offset += level.log_values.shape[1]
         return torch.cat(kept, dim=1)[:, : self.tokens]
@@ -178,7 +198,7 @@ class DynamicTree:
 
 
 @dataclass(frozen=True)
-class StaticTree:
+class StaticTree(Trusting):
     """A fixed shape: each node is the path of child ranks that leads to it, (0,) the best first token.
 
     Attributes:
@@ -214,7 +234,9 @@ class StaticTree:
         slots = {path: slot for slot, path in enumerate(self._inner(level - 1))}
         return [slots[path[:-1]] * self.width(level) + path[-1] for path in paths]
 
-    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor:
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
+        if level == self.depth:
+            return None
         index = upload(self._candidates(level, self._inner(level)), log_values.device)
         return index.expand(len(log_values), -1)
 
@@ -278,24 +300,23 @@ def grow(
     lines = torch.zeros(batch, 1, 0, dtype=torch.bool, device=device)  # their drafted ancestors
     drafted: list[Tensor] = []
     levels: list[LevelScores] = []
-    for level in range(1, policy.depth + 1):
-        width = tokens.shape[2]
-        confidences = confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
+    while True:
+        width, level = tokens.shape[2], len(levels) + 1
+        confidences = policy.trust(level, confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0))
         log_values = (base[:, :, None] + confidences).flatten(1)  # [B, k·w]
         drafted.append(tokens.flatten(1))
         above = parents.repeat_interleave(width, dim=1)  # [B, k·w]
-        expanded = None
-        if level < policy.depth:
-            expanded = policy.expand(level, log_values, confidences.flatten(1))  # [B, k']
+        expanded = policy.expand(level, log_values, confidences.flatten(1))  # [B, k']
         levels.append(LevelScores(log_values, confidences.flatten(1), above, expanded))
-        if expanded is not None:
-            slots = expanded // width  # which of this level's expanded parents each one descends from
-            own = torch.eye(expanded.shape[1], dtype=torch.bool, device=device).expand(batch, -1, -1)
-            inherited = lines.gather(1, slots[:, :, None].expand(-1, -1, lines.shape[2]))
-            lines = torch.cat([inherited, own], dim=2)  # [B, k', drafted nodes]
-            base, parents = log_values.gather(1, expanded), expanded
-            chosen = drafted[-1].gather(1, expanded)
-            tokens, confidences = draft(chosen, slots, lines, policy.width(level + 1))
+        if expanded is None:
+            break
+        slots = expanded // width  # which of this level's expanded parents each one descends from
+        own = torch.eye(expanded.shape[1], dtype=torch.bool, device=device).expand(batch, -1, -1)
+        inherited = lines.gather(1, slots[:, :, None].expand(-1, -1, lines.shape[2]))
+        lines = torch.cat([inherited, own], dim=2)  # [B, k', drafted nodes]
+        base, parents = log_values.gather(1, expanded), expanded
+        chosen = drafted[-1].gather(1, expanded)
+        tokens, confidences = draft(chosen, slots, lines, policy.width(level + 1))
     return _assemble(roots, drafted, levels, policy.choose(levels))
 
 
@@ -323,7 +344,7 @@ def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], c
         parents=torch.cat([zero, parents], dim=1),
         log_values=torch.cat([zero.float(), torch.cat([level.log_values for level in levels], 1).gather(1, chosen)], dim=1),
         depths=torch.cat([zero, depth_of[chosen]], dim=1),
-        max_depth=len(levels),
+        max_depth=len(levels) if chosen.shape[1] else 0,
     )
 
 

@@ -215,7 +215,7 @@ def test_a_shape_is_timed_with_random_weights(tmp_path: Path) -> None:
     found = project(str(tmp_path / "config.json"), torch.float32, torch.device("cpu"), (tree,), rounds=1)
     assert found.costs.verify.keys() >= {1, 13, 61} and found.costs.draft[tree] > 0
     plain, verify, draft = found.costs.verify[1], found.costs.verify[13], found.costs.draft[tree]
-    assert found.costs.speedup(tree, 4.0) == pytest.approx(4 * plain / (verify + draft))
+    assert found.costs.speedup(tree, 4.0) == pytest.approx(4 * plain / (verify + draft + found.costs.commit))
     assert shape_config("llama-2-7b").num_hidden_layers == 32
     with pytest.raises(EyasError, match=r"did you mean llama-2-7b\?"):
         shape_config("llama2-7b")

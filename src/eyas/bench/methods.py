@@ -1,7 +1,7 @@
 """The methods a run compares: ours under one loop, and other libraries' own, each behind ``run(ids, …) -> Answer``.
 
-A method is named by a word and, for ours, a tree: ``eagle2`` (the tree chosen for this machine), ``eagle2:60/6/10`` (tokens,
-depth, width), ``chain:5``, ``ngram:16/8/4``. The paper's ablations are ``eagle2-confidence`` and ``eagle2-no-rerank``.
+A method is named by a word and, for ours, a tree: ``eagle2`` (adaptive), ``eagle2:60/6/10`` (fixed: tokens, depth,
+width), ``chain:5``, ``ngram:16/8/4``. The paper's ablations are ``eagle2-confidence`` and ``eagle2-no-rerank``.
 """
 
 from __future__ import annotations

@@ -67,7 +67,6 @@ def described(run: Run) -> str:
         f"{what['target']}, draft {what['draft']}, {where['dtype']} on {where['accelerator'] or where['processor']} "
         f"({where['threads']} threads, {where['cpu_capability']}); {versions}. {what['max_new_tokens']} new tokens, seed "
         f"{what['seed']}; methods interleaved question by question in one process, in an order drawn for each."
-        + (f" Tree of eagle2: {what['tree']}." if what.get("tree") else "")
     )
 
 

@@ -23,7 +23,6 @@ from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.progress import progress_bar
 from eyas.sampling import SamplingOptions
-from eyas.tree import DynamicTree
 
 DEFAULT_METHODS = (
     BASELINE,
@@ -127,12 +126,11 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
     """
     names = list(dict.fromkeys((BASELINE, *options.methods)))
     methods = {name: make_method(name, engine) for name in names}
-    tree = engine.tree if "eagle2" in names else None
     settings: dict[str, Any] = {
         "target": engine.target.name, "draft": draft_name, "methods": names, "questions": len(questions),
         "assistant": engine.assistant.name if engine.assistant else None, "digest": digest(questions),
         "dtype": str(engine.target.dtype).removeprefix("torch."), "device": str(engine.target.device),
-        "tree": f"{tree.tokens}/{tree.depth}/{tree.top_k}" if tree else None, **asdict(options.protocol),
+        **asdict(options.protocol),
         "tasks": list(dict.fromkeys(question.task for question in questions)),
         "temperatures": list(options.protocol.temperatures),  # as JSON gives them back
     }  # fmt: skip
@@ -141,17 +139,13 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
     started, skipped, seen = options.out / RUN, [], {}
     if started.exists():
         before = read_run(started)
-        differs = [name for name in settings if name != "tree" and before.settings.get(name) != settings[name]]
+        differs = [name for name in settings if before.settings.get(name) != settings[name]]
         if differs:
             name = differs[0]
             raise EyasError(
                 f"output {options.out} holds a run with {name} {before.settings.get(name)}, not {settings[name]}; "
                 "pass another --out, or the same options to continue it"
             )
-        if before.settings.get("tree") and tree:  # timing may choose another tree now: a run keeps its first
-            tokens, depth, width = map(int, before.settings["tree"].split("/"))
-            engine.tree = DynamicTree(tokens, depth, width)
-            settings["tree"] = before.settings["tree"]
         skipped, seen = before.skipped, before.observed
     journal = Journal(options.out / JOURNAL)
     write_run(started, Run(settings, where, journal.records, skipped, seen))

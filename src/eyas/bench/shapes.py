@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SIZES = (1, 8, 16, 24, 32, 48, 61, 64)
 CONTEXT = 256
+TREES = (DynamicTree(12, 4, 4), DynamicTree(24, 6, 6), DynamicTree())
+"""What is drafted, and verified, for a projection."""
 
 
 @dataclass(frozen=True)

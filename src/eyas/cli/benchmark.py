@@ -172,15 +172,13 @@ def check(
 
 def project_shape(shape: str, taus: tuple[float, ...], dtype: str, device: str) -> None:
     """Print what a model of a shape would gain on this device."""
-    from eyas.bench.shapes import lines, project, shape_config
-    from eyas.budget import LADDER
+    from eyas.bench.shapes import TREES, lines, project, shape_config
     from eyas.loading import pick_device, pick_dtype
 
     shape_config(shape)
     where = pick_device(device)
-    trees = tuple(tree for tree, _ in LADDER if tree.tokens in (12, 24, 60))
     with progress(f"timing {shape}"):
-        found = project(shape, pick_dtype(dtype, where, None), where, trees)
+        found = project(shape, pick_dtype(dtype, where, None), where, TREES)
     print("\n".join(lines(found, taus)))
 
 

@@ -34,6 +34,7 @@ from eyas.cli.options import (
     TokensOption,
     TopKOption,
     TopPOption,
+    TreeOption,
     TrustOption,
     WidthOption,
 )
@@ -64,6 +65,7 @@ def generate(
     max_new_tokens: MaxNewOption = 512,
     stop: StopOption = None,
     seed: SeedOption = None,
+    tree: TreeOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -83,12 +85,12 @@ def generate(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "logit_bias": read_bias(logit_bias), "min_new_tokens": min_new_tokens,
-        "stop": stop, "seed": seed, "method": method, "tokens": tokens, "depth": depth, "width": width,
-        "rank_by": rank_by, "rerank": rerank,
+        "stop": stop, "seed": seed, "method": method, "tree": tree, "tokens": tokens, "depth": depth,
+        "width": width, "rank_by": rank_by, "rerank": rerank,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     ids = text if raw else engine.render([{"role": "user", "content": text}])
-    plain = {**options, "method": "autoregressive", **dict.fromkeys(TREE_SETTINGS)}
+    plain = {**options, "method": "autoregressive", **dict.fromkeys(("tree", *TREE_SETTINGS))}
     if compare:
         plain["seed"] = options["seed"] = secrets.randbits(32) if seed is None else seed  # both draw the same numbers
         for each in (options, plain):  # nobody's first call pays for warming up
@@ -128,6 +130,7 @@ def chat(
     repetition_penalty: RepetitionOption = None,
     max_new_tokens: MaxNewOption = 512,
     seed: SeedOption = None,
+    tree: TreeOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -139,7 +142,8 @@ def chat(
     """Talk with the model; the cache of earlier turns is kept. Ctrl-C stops an answer, Ctrl-D ends."""
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "tokens": tokens, "depth": depth, "width": width,
+        "repetition_penalty": repetition_penalty, "seed": seed, "tree": tree, "tokens": tokens, "depth": depth,
+        "width": width,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     opening = [{"role": "system", "content": system}] if system else []
@@ -195,7 +199,7 @@ def open_engine(
     call = check_options({**options, "method": method})
     with progress(f"loading {target or 'the embedded target'}"):
         engine = load(target, draft, dtype=dtype, device=device, method=method, assistant=assistant, trust_remote_code=trust)
-    if call.measured:
-        with progress("measuring which tree pays here"):
-            note(f"tree {engine.tree.tokens}/{engine.tree.depth}/{engine.tree.top_k} (tokens/depth/width), as measured here")
+    if call.adaptive:
+        with progress("measuring what a step costs here"):
+            engine.adaptive  # noqa: B018
     return engine

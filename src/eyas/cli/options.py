@@ -33,6 +33,10 @@ MinNewOption = Annotated[int | None, typer.Option("--min-new-tokens", help="No e
 MaxNewOption = Annotated[int, typer.Option("--max-new-tokens", help="At most so many new tokens.")]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="A string that ends the text; repeatable.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Of the random numbers; default: random.")]
+TreeOption = Annotated[
+    str | None,
+    typer.Option("--tree", help="adaptive: what pays, step by step; fixed: as published, the default with a size."),
+]
 TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2, ngram, model).")]
 DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain, ngram, model).")]
 WidthOption = Annotated[

@@ -16,7 +16,7 @@ class Drafter(Protocol):
     """What the decoding loop asks of a drafter."""
 
     def commit(self, tokens: list[list[int]], features: Tensor) -> None:
-        """Take in what the target has committed.
+        """Take in what the target has committed; its forwards may wait for the next `propose`.
 
         Args:
             tokens: by row the committed ones, at least one, and the new root after them: token j is the one that

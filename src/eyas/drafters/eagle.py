@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from eyas.cache import RowCache
 from eyas.drafters.vocabulary import OwnTokens, OwnVocabulary
@@ -82,9 +83,23 @@ class EagleDrafter:
         self.cache = RowCache(1, batch)
         self.own = OwnVocabulary(draft.target.head, draft.known, batch, draft.own_tokens)
         self.guess = torch.empty(batch, 1, 0)  # [B, 1, H], the head's output at each row's last committed pair
+        self.waiting: list[tuple[list[list[int]], Tensor]] = []  # committed, but not run through the head yet
+        self.before = self.cache.lengths  # the cache's lengths without them
 
     def commit(self, tokens: list[list[int]], features: Tensor) -> None:
-        """See `eyas.drafters.Drafter.commit`. Pair (f[i], t[i+1]) has draft position i."""
+        """See `eyas.drafters.Drafter.commit`. The head runs before the next tree: never for steps that draft nothing."""
+        if not self.waiting:
+            self.before = self.cache.lengths
+        self.waiting.append((tokens, features))
+
+    def catch_up(self) -> None:
+        """Run the head over the committed pairs it has not seen. Pair (f[i], t[i+1]) has draft position i."""
+        if self.waiting and self.cache.lengths == self.before:  # else an interrupt came between the last two lines
+            self._run(*_joined(self.waiting))
+        self.waiting = []
+
+    def _run(self, tokens: list[list[int]], features: Tensor) -> None:
+        self.cache.rewind()  # an interrupt may have left rows behind
         if self.draft.known:
             self.own.add(tokens, self.cache.lengths)
         batch, m, device = *features.shape[:2], features.device
@@ -102,6 +117,7 @@ class EagleDrafter:
 
     def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
+        self.catch_up()
         prefix = self.cache.prefix_mask(roots.device)  # [B, start]
         lengths = upload(self.cache.lengths, roots.device)[:, None]
         guess, level, own = self.guess, 0, self.own.gather()
@@ -126,23 +142,38 @@ class EagleDrafter:
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows of the batch."""
+        self.catch_up()
         self.cache.select(rows)
         self.own.select(rows)
         self.guess = self.guess[rows]
 
     def take(self, rows: list[int], lengths: list[int]) -> EagleDrafter:
         """A drafter of its own for these rows; a `commit` must follow before its next `propose`."""
+        self.catch_up()
         taken = EagleDrafter(self.draft, len(rows))
         taken.cache, taken.own = self.cache.take(rows, lengths), self.own.take(rows, lengths)
         return taken
 
     def put(self, rows: list[int], other: EagleDrafter) -> None:
         """Replace these rows of the batch by those of another drafter."""
+        self.catch_up()
+        other.catch_up()
         self.cache.put(rows, other.cache)
         self.own.put(rows, other.own)
         self.guess = self.guess.index_copy(0, upload(rows, self.guess.device), other.guess)
 
     def truncate(self, lengths: list[int]) -> None:
         """Forget all but the first so many pairs of each row; a `commit` must follow before the next `propose`."""
+        self.catch_up()
         self.cache.truncate(lengths)
         self.own.truncate(lengths)
+
+
+def _joined(commits: list[tuple[list[list[int]], Tensor]]) -> tuple[list[list[int]], Tensor]:
+    """Successive commits as one; each begins with the token that the one before ended with."""
+    if len(commits) == 1:
+        return commits[0]
+    batch = range(len(commits[0][0]))
+    tokens = [[token for texts, _ in commits for token in texts[row][:-1]] + commits[-1][0][row][-1:] for row in batch]
+    features = [torch.cat([found[row, : len(texts[row]) - 1] for texts, found in commits]) for row in batch]
+    return tokens, pad_sequence(features, batch_first=True)
