@@ -31,7 +31,7 @@ HABIT = 1.0  # promised tokens that count as kept before anything is seen
 MEMORY = 0.99  # what a promise, or a step's rate, counts a step later
 USUAL = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.012, 0.01, 0.008)  # the best children's confidences, unseen
 PATIENCE = 4  # steps in a row that may be worse than plain decoding
-REST = 8  # steps of plain decoding after that
+REST = 12  # steps of plain decoding after that
 PROBE = 3  # nodes verified after a rest, whatever they promise
 
 

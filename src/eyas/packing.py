@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 Module = TypeVar("Module", bound=nn.Module)
 FEW_ROWS = 8  # the layout is made for about so many; it serves any number
@@ -34,16 +35,18 @@ class PackedLinear(nn.Module):
     Args:
         weight: [out, in] bfloat16, on the CPU.
         bias: [out] or None.
+        keep: hold on to the weight as it was, too: others read it.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, keep: bool = False) -> None:
         super().__init__()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), FEW_ROWS)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), FEW_ROWS)
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False) if keep else None
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
 
@@ -60,13 +63,35 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
 
 def packed(module: Module) -> Module:
     """The module, or where packing is possible a copy of it with all linear layers packed."""
-    layers = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    if not all(can_pack(module.get_submodule(name).weight) for name in layers):  # type: ignore[arg-type]
+    if not _all_can_be_packed(module):
         return module
     clone = copy.deepcopy(module)
-    for name in layers:
-        parent, _, own = name.rpartition(".")
-        layer = clone.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        setattr(clone.get_submodule(parent), own, PackedLinear(layer.weight, layer.bias))
+    _replace(clone, keep=None)
     return clone
+
+
+def pack_model(model: PreTrainedModel) -> None:
+    """Pack all linear layers of a loaded model in place, where that is possible; its LM head keeps its weight besides.
+
+    The model gives the same numbers, takes no gradient, and cannot be saved any more.
+    """
+    if _all_can_be_packed(model):
+        _replace(model, keep=model.get_output_embeddings())
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether layers of it are packed."""
+    return any(isinstance(part, PackedLinear) for part in module.modules())
+
+
+def _all_can_be_packed(module: nn.Module) -> bool:
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    return all(type(layer) is nn.Linear and can_pack(layer.weight) for layer in layers)
+
+
+def _replace(module: nn.Module, keep: nn.Module | None) -> None:
+    """Put packed layers in the place of a module's linear ones, one by one, so that no two copies of all lie in memory."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.Linear):
+            parent, _, own = name.rpartition(".")
+            setattr(module.get_submodule(parent), own, PackedLinear(layer.weight, layer.bias, keep=layer is keep))

@@ -155,7 +155,7 @@ def train(
     for line in left_out(found, others) if speaks else []:
         note(line)
     with progress(f"loading {target or 'the embedded target'}") if speaks else nullcontext():
-        loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        loaded = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code, packed=False)
     if preview or dry_run:
         for line in training.rehearse(loaded, found, others, options, preview, strict) if speaks else []:
             print(line)

@@ -8,6 +8,7 @@ from rich.console import Console
 from eyas.checkpoint import check_writable
 from eyas.conversations import Conversations
 from eyas.errors import EyasError
+from eyas.packing import is_packed
 from eyas.progress import progress_bar
 from eyas.target import Target
 from eyas.training.dataset import make_dataset
@@ -41,7 +42,7 @@ def train(
         The kept head's evaluation, or None where nothing could be held out.
 
     Raises:
-        EyasError: bad data or options, a target without a chat template, no room on the disk.
+        EyasError: bad data or options, a packed target, one without a chat template, no room on the disk.
         KeyboardInterrupt: after Ctrl-C or SIGTERM; the run's state has been saved.
     """
     accelerator = open_accelerator(target.device, options.out)
@@ -53,6 +54,8 @@ def train(
             f"accumulate is {options.accumulate}, so {accelerator.num_processes} processes would share one micro-batch a step; "
             f"pass --accumulate {accelerator.num_processes} or a multiple"
         )
+    if is_packed(target.model):
+        raise EyasError(f"target {target.name} is packed for inference; load it with packed=False to train a draft for it")
     planned_head(target, options)  # what does not fit is told now
     target.model.eval().requires_grad_(False)
     devices = [target.device] if target.device.type == "cuda" else []
