@@ -139,6 +139,10 @@ OTHERS = [
     (["bench", "compare", "./a.json", "./b.json"], "cannot be read as a benchmark run"),
     (["check", "--prompts", "./nowhere.txt"], "no such file"),
     (["check", "--method", "eagle9"], "eagle9"),
+    (["inspect", "--picture", "costs.png"], "add --costs"),
+    (["inspect", "--dtype", "float32"], "add --costs"),
+    (["inspect", "--costs", "--picture", "costs.svg"], "name it costs.png"),
+    (["inspect", "--costs", "--picture", "."], "name it costs.png"),
 ]
 
 

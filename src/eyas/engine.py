@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eyas.adaptive import AdaptiveTree, Experience
-from eyas.budget import measure_costs
 from eyas.decode import Request, Session, decode, open_session
 from eyas.drafters import Drafter
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
@@ -23,6 +22,7 @@ from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import EyasError
 from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
 from eyas.options import EAGLE_METHODS, Call, as_list, check_method, check_options, check_text
+from eyas.remembered import step_costs
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
@@ -113,10 +113,10 @@ class Engine:
 
     @cached_property
     def adaptive(self) -> AdaptiveTree:
-        """What ``eagle2`` grows where a call fixes no tree: what pays, by experience and by costs measured here once."""
+        """What ``eagle2`` grows where a call fixes no tree: what pays, by experience and by what a step costs here."""
         if self.draft is None:
             raise EyasError(f"an adaptive tree needs a draft for {self.target.name}; pass one")
-        return AdaptiveTree(measure_costs(self.draft), Experience())
+        return AdaptiveTree(step_costs(self.draft), Experience())
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -249,7 +249,7 @@ class Engine:
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is not None and len(prompts) != 1:
             raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
-        policy = self.adaptive if call.adaptive else call.policy  # costs are measured last: a mistake must not wait for it
+        policy = self.adaptive if call.adaptive else call.policy  # costs may be measured: a mistake must not wait for it
         if session is None:
             session = open_session(self.target, requests, new_drafter)
         return Job(requests, session, policy)

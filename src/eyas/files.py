@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +35,25 @@ def replacing(file: Path, what: str) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' writers raise their own
         raise write_error(f"{what} {file}", error) from error
+
+
+def check_picture(file: Path) -> None:
+    """Refuse, before any work, a picture that could not be drawn or written.
+
+    Raises:
+        EyasError: it is not to be a PNG, cannot be written, or matplotlib is missing.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EyasError("pictures need matplotlib; run: pip install 'eyas[bench]'")
+    if file.suffix.lower() != ".png":
+        raise EyasError(f"picture {file}: pictures are PNG files; name it {file.stem or 'costs'}.png")
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory")
+        with tempfile.TemporaryFile(dir=existing_parent(file.parent)):
+            pass
+    except OSError as error:
+        raise EyasError(f"picture {file}: cannot be written ({error.strerror}); choose another place") from error
 
 
 def existing_parent(folder: Path) -> Path:

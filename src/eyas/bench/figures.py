@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eyas.bench.methods import BASELINE
@@ -47,12 +47,18 @@ def pictures(run: Run) -> dict[str, bytes]:
 
 def drawn(draw: Callable[[Any], None], width: float, height: float) -> bytes:
     """A picture as PNG bytes; ``draw`` fills its axes."""
+    return side_by_side([draw], width, height)
+
+
+def side_by_side(draws: Sequence[Callable[[Any], None]], width: float, height: float) -> bytes:
+    """A picture of several panels as PNG bytes; each of ``draws`` fills one panel's axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    draw(axes)
+    for place, draw in enumerate(draws, start=1):
+        axes = figure.add_subplot(1, len(draws), place)
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes)
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     return stream.getvalue()

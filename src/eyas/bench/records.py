@@ -15,6 +15,7 @@ import torch
 
 from eyas.errors import EyasError, first_line
 from eyas.files import replacing
+from eyas.machine import accelerator, processor
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,8 @@ def environment(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(), "versions": versions, "device": str(device), "processor": processor(),
         "cores": os.cpu_count(), "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch."),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "accelerator": accelerator(device),
     }  # fmt: skip
-
-
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def write_run(path: Path, run: Run) -> None:

@@ -40,7 +40,9 @@ from eyas.cli.options import (
 )
 from eyas.engine import Engine, load
 from eyas.errors import EyasError
+from eyas.files import check_picture
 from eyas.inspection import inspect_draft
+from eyas.loading import load_draft, load_target
 from eyas.options import TREE_SETTINGS, check_options
 from eyas.terminal import Shower, note, progress, questions, read_bias, read_prompt, summary
 
@@ -175,14 +177,41 @@ def chat(
 def inspect(
     draft: Annotated[str | None, typer.Argument(help="Hub id or folder of a draft; default: the one Eyas ships.")] = None,
     target: TargetOption = None,
+    costs: Annotated[
+        bool, typer.Option("--costs", help="Load both, and time what a step costs here, by tree size and by context.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option("--picture", help="With --costs: a PNG file to draw them to.")] = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Print what a draft checkpoint is, what it fits, and what is missing."""
+    """Print what a draft checkpoint is, what it fits, and what is missing; with --costs what a step costs here."""
+    if not costs and (picture is not None or (dtype, device) != ("auto", "auto")):
+        raise EyasError("--picture, --dtype and --device are for measuring; add --costs")
+    if picture is not None:
+        check_picture(picture)
     lines, problem = inspect_draft(draft, target, trust_remote_code)
     for name, value in lines:
         print(f"{name:<14} {value}")
     if problem is not None:
         raise problem
+    if costs:
+        print(flush=True)
+        show_costs(draft, target, picture, dtype, device, trust_remote_code)
+
+
+def show_costs(draft: str | None, target: str | None, picture: Path | None, dtype: str, device: str, trust: bool) -> None:
+    """Measure what a step costs, print it, and draw it if asked to."""
+    from eyas.costs import describe, draw, survey
+
+    with progress(f"loading {target or 'the embedded target'}"):
+        fitted = load_draft(draft, load_target(target, dtype=dtype, device=device, trust_remote_code=trust))
+    with progress("measuring what a step costs here"):
+        found = survey(fitted)
+    print("\n".join(describe(found)))
+    if picture is not None:
+        draw(found, picture)
+        note(f"the picture is in {picture}")
 
 
 def open_engine(
@@ -200,6 +229,6 @@ def open_engine(
     with progress(f"loading {target or 'the embedded target'}"):
         engine = load(target, draft, dtype=dtype, device=device, method=method, assistant=assistant, trust_remote_code=trust)
     if call.adaptive:
-        with progress("measuring what a step costs here"):
+        with progress("finding out what a step costs here"):
             engine.adaptive  # noqa: B018
     return engine

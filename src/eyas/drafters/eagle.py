@@ -37,6 +37,7 @@ class EagleDraft:
         own_tokens: int = 1024,
     ) -> None:
         self.target = target
+        self.parameters = sum(parameter.numel() for parameter in head.parameters())  # packing hides them
         self.head = packed(head)
         self.embedding = embedding
         self.token_map = token_map
