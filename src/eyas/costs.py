@@ -74,7 +74,7 @@ def describe(found: Survey) -> list[str]:
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     out = [
         f"{found.target}, {found.dtype}, on {found.machine}, {threads}",
-        f"T(n): one forward of the target over n nodes, medians of {ROUNDS} rounds; context of {context} tokens",
+        f"T(n): one forward of the target over n nodes, the shortest of {ROUNDS} rounds; context of {context} tokens",
         "",
         f"{'nodes n':>8}{'T(n) ms':>12}{'T(n)/T(1)':>12}",
         *(f"{size:>8}{_ms(time):>12}{time / plain:>12.2f}" for size, time in costs.verify.items()),
