@@ -17,7 +17,7 @@ from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.engine import Engine
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
-from eyas.tree import Candidates, DraftTree, TreePolicy, grow
+from eyas.tree import Candidates, DraftTree, GrowthPolicy, TreePolicy, grow
 from tests import families
 
 METHODS: dict[str, dict[str, int]] = {
@@ -100,6 +100,9 @@ class OracleDrafter:
         assert features.shape[:2] == (len(tokens), max(counts)) and min(counts) >= 1
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
+    def catch_up(self) -> None:
+        pass
+
     def candidates(self, row: int, place: int, width: int) -> list[int]:
         """Tokens for position ``place`` of a row's text, best first."""
         text = self.texts[row]
@@ -109,7 +112,7 @@ class OracleDrafter:
             return [right, *wrong][:width] if self.perfect or place % 7 else wrong
         return [wrong[0], right, *wrong[1:]][:width]
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         level = 0
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
@@ -144,7 +147,7 @@ class GuidedDrafter(EagleDrafter):
         super().commit(tokens, features)
         self.oracle.commit(tokens, features)
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         super().propose(roots, policy)
         return self.oracle.propose(roots, policy)
 
@@ -235,7 +238,7 @@ class Recorder(EagleDrafter):
 
     trees: list[DraftTree]
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         tree = super().propose(roots, policy)
         self.trees = [*getattr(self, "trees", []), tree]
         return tree

@@ -15,8 +15,8 @@ from eyas.tree import (
     EAGLE1_TREE,
     DraftTree,
     DynamicTree,
+    GrowthPolicy,
     StaticTree,
-    TreePolicy,
     ancestor_mask,
     best,
     chain,
@@ -29,7 +29,7 @@ NAN, INF = math.nan, math.inf
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.integers(1, 5))  # tokens, depth, top_k
 
 
-def grown(policy: TreePolicy, *tables: Table) -> DraftTree:
+def grown(policy: GrowthPolicy, *tables: Table) -> DraftTree:
     """A batch of trees, one for each table, from roots 100, 101, …"""
     draft = TableDraft(tables)
     tree = grow(policy, torch.arange(100, 100 + len(tables)), draft.first, draft.draft)
@@ -146,7 +146,7 @@ class NumberedDraft(TableDraft):
         return above[:, :, None] * 10 + torch.arange(1, width + 1), values
 
 
-def grown_numbered(policy: TreePolicy, *tables: Table, dtype: torch.dtype = torch.float32) -> DraftTree:
+def grown_numbered(policy: GrowthPolicy, *tables: Table, dtype: torch.dtype = torch.float32) -> DraftTree:
     """Grow with self-naming tokens, check every parent by its child's name, and every invariant."""
     draft = NumberedDraft(tables, dtype)
     tree = grow(policy, torch.zeros(len(tables), dtype=torch.int64), draft.first, draft.draft)

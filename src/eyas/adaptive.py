@@ -17,22 +17,32 @@ the random number that decides at a node. What is emitted there is the target's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eyas.budget import StepCosts
-from eyas.tree import DraftTree, LevelScores, best
+from eyas.transfer import upload
+from eyas.tree import DraftTree, LevelScores
+
+Array = NDArray[np.float32]
 
 DEPTH = 8  # levels at most
-EDGES = torch.tensor([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98]).log()  # between heights
+EDGES = np.log(np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98], np.float32))  # of heights
 HABIT = 1.0  # promised tokens that count as kept before anything is seen
 MEMORY = 0.99  # what a promise, or a step's rate, counts a step later
 USUAL = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.012, 0.01, 0.008)  # the best children's confidences, unseen
 PATIENCE = 4  # steps in a row that may be worse than plain decoding
 REST = 12  # steps of plain decoding after that
 PROBE = 3  # nodes verified after a rest, whatever they promise
+LONGEST = 4.0  # times its expected seconds, that a step is believed to have taken: a suspended process is no slow machine
+
+
+def _by_depth_and_height() -> Array:
+    return np.zeros((DEPTH + 1, len(EDGES) + 1), np.float32)
 
 
 @dataclass
@@ -42,59 +52,71 @@ class Experience:
     Attributes:
         promised: summed confidences of nodes whose parent was accepted, by depth and height, [DEPTH + 1, heights].
         kept: how many of those nodes were accepted, likewise.
-        shares: mean calibrated confidence of a node's children, by depth and rank, [DEPTH + 1, ranks].
-        tokens, seconds: of the last steps; ``expected``: the seconds that the costs had foretold.
+        shares: mean calibrated confidence of the best node's children, by depth and rank, [DEPTH + 1, ranks].
+        seconds: what the last steps took; ``expected``: what their costs had foretold; ``plain``: what plain decoding of the
+            same tokens would have.
         poor: steps in a row that were worse than plain decoding.
         rest: steps of plain decoding still to come.
-        probing: whether the tree that grows is the first after a rest.
-        raw: of the tree that grows, the draft's own log-probabilities by level, [B, m] each; then of its nodes, [B, n − 1].
-        values: calibrated values by level, [B, m] each.
-        spent: seconds of its draft levels.
-        worth: its Σ v − ρ · seconds beyond plain decoding.
+        probing: whether the next tree is the first after a rest.
     """
 
-    promised: Tensor = field(default_factory=lambda: torch.zeros(DEPTH + 1, len(EDGES) + 1))
-    kept: Tensor = field(default_factory=lambda: torch.zeros(DEPTH + 1, len(EDGES) + 1))
-    shares: Tensor = field(default_factory=lambda: torch.tensor(USUAL).repeat(DEPTH + 1, 1))
-    tokens: float = 0.0
+    promised: Array = field(default_factory=_by_depth_and_height)
+    kept: Array = field(default_factory=_by_depth_and_height)
+    shares: Array = field(default_factory=lambda: np.tile(np.array(USUAL, np.float32), (DEPTH + 1, 1)))
     seconds: float = 0.0
     expected: float = 0.0
+    plain: float = 0.0
     poor: int = 0
     rest: int = 0
     probing: bool = False
-    raw: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    spent: float = 0.0
-    worth: float = 0.0
 
-    def calibrated(self, level: int, log_confidences: Tensor) -> Tensor:
-        """Log-probabilities as promises of that depth and height have been kept."""
-        factors = ((self.kept[level] + HABIT) / (self.promised[level] + HABIT)).log()
-        return (log_confidences + factors[torch.bucketize(log_confidences, EDGES)]).clamp(max=0.0)
+    def calibrated(self, level: int, log_confidences: Array) -> Array:
+        """Log-probabilities of a level as promises of that depth and height have been kept."""
+        factors = np.log((self.kept[level] + HABIT) / (self.promised[level] + HABIT))
+        out: Array = np.minimum(log_confidences + factors[np.searchsorted(EDGES, log_confidences)], 0.0)
+        return out
 
-    def learn(self, tree: DraftTree, paths: list[list[int]]) -> None:
-        """Take in which nodes were accepted."""
-        self.promised *= MEMORY
-        self.kept *= MEMORY
-        (raw,) = self.raw
-        heights, promises = torch.bucketize(raw, EDGES), raw.exp()
-        accepted = torch.zeros(tree.tokens.shape, dtype=torch.bool)  # [B, n]
+    def rate(self, plain: float) -> float:
+        """Tokens that a second has to bring: as many as the last steps', and at least plain decoding's at the same pace.
+
+        Args:
+            plain: tokens a second of plain decoding here, as the costs have it.
+        """
+        return plain * max(self.expected, self.plain) / self.seconds if self.seconds else plain
+
+    def account(self, seconds: float, expected: float, plain: float) -> None:
+        """Take in what a step took, see the attributes."""
+        self.seconds = MEMORY * self.seconds + min(seconds, LONGEST * expected)
+        self.expected = MEMORY * self.expected + expected
+        self.plain = MEMORY * self.plain + plain
+
+    def judge(self, promises: Array, parents: NDArray[np.int64], depths: NDArray[np.int64], paths: list[list[int]]) -> None:
+        """Take in which of a step's nodes were accepted.
+
+        Args:
+            promises: the draft's own log-probabilities of the nodes after the root, [B, n − 1].
+            parents, depths: of all nodes, [B, n].
+            paths: accepted nodes of each row, from the root on.
+        """
+        accepted = np.zeros(parents.shape, bool)
         for row, path in enumerate(paths):
             accepted[row, path] = True
-        offered = accepted.gather(1, tree.parents[:, 1:])  # [B, n - 1]: their parents were accepted
-        places = tree.depths[:, 1:][offered], heights[offered]
-        self.promised.index_put_(places, promises[offered], accumulate=True)
-        self.kept.index_put_(places, accepted[:, 1:][offered].float(), accumulate=True)
+        offered = np.take_along_axis(accepted, parents[:, 1:], 1)  # [B, n - 1]: their parents were accepted
+        places = depths[:, 1:][offered], np.searchsorted(EDGES, promises[offered])
+        self.promised *= MEMORY
+        self.kept *= MEMORY
+        np.add.at(self.promised, places, np.exp(promises[offered]))
+        np.add.at(self.kept, places, accepted[:, 1:][offered])
 
 
 @dataclass(frozen=True)
 class AdaptiveTree:
-    """The policy; see the module. It decides on the host: on an accelerator every level waits for the device.
+    """The policy; see the module. It decides on the host: on an accelerator every draft level waits for the device once.
 
     Attributes:
         costs: what a step's parts cost here.
         experience: what it goes by besides, and learns.
-        tokens, depth, top_k: never more than these; as `eyas.tree.DynamicTree` has them.
+        tokens, depth, top_k: never more than these; as `eyas.tree.DynamicTree` has them. Depth: DEPTH at most.
     """
 
     costs: StepCosts
@@ -103,87 +125,102 @@ class AdaptiveTree:
     depth: int = DEPTH
     top_k: int = 10
 
-    def limited(self, depth: int) -> AdaptiveTree | None:
+    def limited(self, depth: int, context: int = 0) -> Growth | None:
+        """The policy for one step, see `eyas.tree.TreePolicy`."""
         experience = self.experience
-        if experience.rest:
-            return None
-        experience.raw, experience.values, experience.spent = [], [], 0.0
-        return replace(self, depth=1 if experience.probing else min(self.depth, depth))
-
-    def width(self, level: int) -> int:
-        return self.top_k
-
-    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
-        experience, raw = self.experience, log_confidences.cpu()
-        trusted = experience.calibrated(level, raw)
-        experience.raw.append(raw.flatten(1))
-        if level > 1:
-            found, shares = trusted[:, 0].exp().mean(0), experience.shares[level]  # [w], the best parent's children
-            shares[: len(found)].lerp_(found[: len(shares)], 1 - MEMORY)
-        return trusted.to(log_confidences.device)
-
-    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
-        experience, batch = self.experience, len(log_values)
-        experience.values.append(log_values.exp().cpu())
-        if level == self.depth:
-            return None
-        values, order = torch.cat(experience.values, dim=1), best(log_values, self.top_k)  # [B, m], [B, k]
-        children = experience.values[-1].gather(1, order.cpu())[:, :, None] * experience.shares[level + 1]  # [B, k, w]
-        expected = torch.cat([values, children.flatten(1)], dim=1)
-        deeper, size = self._worth(expected)
-        if not size:
-            return None
-        least = expected.topk(size, dim=1).values[:, -1:]  # [B, 1]
-        parents = max(int((children[:, :, 0] >= least).sum(1).max()), 1)  # whose best child would be verified
-        seconds = self.costs.level(batch * parents)
-        if deeper - self._worth(values)[0] <= self._rate(batch) * seconds:
-            return None
-        experience.spent += seconds
-        return order[:, :parents]
-
-    def choose(self, levels: list[LevelScores]) -> Tensor:
-        experience, scores = self.experience, torch.cat([level.log_values for level in levels], dim=1)  # [B, m]
-        worth, size = self._worth(torch.cat(experience.values, dim=1))
-        experience.worth = worth - self._rate(len(scores)) * (experience.spent + self.costs.first)
-        chosen = best(scores, max(size, PROBE) if experience.probing else size).sort(dim=1).values
-        experience.raw = [torch.cat(experience.raw, dim=1).gather(1, chosen.cpu())]
-        return chosen
-
-    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
-        experience, batch, taken = self.experience, len(paths), sum(map(len, paths))
-        expected = self.costs.target(batch * tree.size)
         if experience.rest:
             experience.rest -= 1
             experience.probing = not experience.rest
-        else:
-            expected += experience.spent + self.costs.first
-            if tree.size > 1:
-                experience.learn(tree, paths)
-            failed = experience.probing and taken == batch
-            experience.poor = experience.poor + 1 if experience.worth < 0 and not experience.probing else 0
-            experience.probing = False
-            if failed or experience.poor >= PATIENCE:
-                experience.poor, experience.rest = 0, REST
-                experience.promised /= 2  # so that in the end a probe is believed again
-                experience.kept /= 2
-        experience.tokens = MEMORY * experience.tokens + taken
-        experience.seconds = MEMORY * experience.seconds + seconds
-        experience.expected = MEMORY * experience.expected + expected
+            return None
+        return Growth(self, 1 if experience.probing else min(depth, self.depth, DEPTH), context)
 
-    def _worth(self, values: Tensor) -> tuple[float, int]:
+
+class Growth:
+    """One step's tree while it grows, and what it came to; see `eyas.tree.GrowthPolicy`.
+
+    Attributes:
+        raw: the draft's own log-probabilities by level, [B, m] each; in the end of the chosen nodes, [B, n − 1].
+        trusted: calibrated ones of the level drafted last, [B, k, w].
+        log_values: their sums from the root by level, [B, m] each.
+        spent: seconds of the draft levels after the first.
+        worth: the tree's Σ v − ρ · seconds, against plain decoding's.
+    """
+
+    def __init__(self, tree: AdaptiveTree, depth: int, context: int) -> None:
+        self.tree, self.depth, self.context = tree, depth, context
+        self.costs, self.experience = tree.costs, tree.experience
+        self.raw: list[Array] = []
+        self.log_values: list[Array] = []
+        self.spent = self.worth = 0.0
+
+    def width(self, level: int) -> int:
+        return self.tree.top_k
+
+    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
+        raw: Array = log_confidences.cpu().numpy()  # [B, k, w]
+        trusted = self.experience.calibrated(level, raw)
+        if level == 1:
+            batch = len(raw)
+            self.base = np.zeros((batch, 1), np.float32)  # log values of the expanded nodes, [B, k]
+            self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
+            self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)  # [tokens]
+        else:
+            found, shares = np.exp(trusted[:, 0]).mean(0), self.experience.shares[level]  # [w], [ranks]
+            shares[: len(found)] += (1 - MEMORY) * (found[: len(shares)] - shares[: len(found)])
+        self.raw.append(raw.reshape(len(raw), -1))
+        self.log_values.append((self.base[:, :, None] + trusted).reshape(len(raw), -1))
+        return upload(trusted, log_confidences.device)
+
+    def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
+        if level == self.depth:
+            return None
+        values, last = np.exp(np.concatenate(self.log_values, 1)), self.log_values[-1]  # [B, m] each
+        order = np.argsort(-last, 1, kind="stable")[:, : self.tree.top_k]  # [B, k]
+        above = np.take_along_axis(last, order, 1)  # [B, k]
+        children = np.exp(above)[:, :, None] * self.experience.shares[level + 1]  # [B, k, ranks]
+        expected = np.concatenate([values, children.reshape(len(values), -1)], 1)
+        deeper, size = self._best(expected)
+        if not size:
+            return None
+        least = -np.partition(-expected, size - 1, 1)[:, size - 1 : size]  # [B, 1]
+        parents = max(int((children[:, :, 0] >= least).sum(1).max()), 1)  # whose best child would be verified
+        seconds = self.costs.level(len(values) * parents)
+        if deeper - self._best(values)[0] <= self.rate * seconds:
+            return None
+        self.spent += seconds
+        self.base = above[:, :parents]
+        return upload(order[:, :parents], log_values.device)
+
+    def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
+        log_values = np.concatenate(self.log_values, 1)  # [B, m]
+        gain, size = self._best(np.exp(log_values))
+        self.worth = gain - self.rate * (self.spent + self.costs.first)
+        if self.experience.probing:
+            size = max(size, PROBE)
+        chosen = np.sort(np.argsort(-log_values, 1, kind="stable")[:, :size], 1)  # [B, n - 1]
+        self.raw = [np.take_along_axis(np.concatenate(self.raw, 1), chosen, 1)]
+        ends = np.cumsum([each.shape[1] for each in self.log_values])
+        deepest = int(np.searchsorted(ends, chosen.max(), side="right")) + 1 if chosen.size else 0
+        return upload(chosen, levels[0].log_values.device), deepest
+
+    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
+        experience, batch, taken = self.experience, len(paths), sum(map(len, paths))
+        if tree.size > 1:
+            parents, depths = torch.stack([tree.parents, tree.depths]).cpu().numpy()
+            experience.judge(self.raw[0], parents, depths, paths)
+        step = self.costs.target(batch * tree.size, batch, self.context) + self.costs.first + self.spent
+        experience.account(seconds, step, taken * self.costs.target(batch, batch, self.context) / batch)
+        failed = experience.probing and taken == batch
+        experience.poor = experience.poor + 1 if self.worth < 0 and not experience.probing else 0
+        experience.probing = False
+        if failed or experience.poor >= PATIENCE:
+            experience.poor, experience.rest = 0, REST
+            experience.promised /= 2  # so that in the end a probe is believed again
+            experience.kept /= 2
+
+    def _best(self, values: Array) -> tuple[float, int]:
         """The largest Σ v − ρ · (seconds beyond plain decoding) of verifying the best of ``values`` [B, m], and how many."""
-        batch = len(values)
-        gains = values.topk(min(self.tokens, values.shape[1]), dim=1).values.cumsum(1).sum(0)  # [n]
-        worth = gains - self._rate(batch) * self.costs.beyond(batch, self.tokens)[: len(gains)]
+        ranked = -np.sort(-values, 1)[:, : len(self.prices)]
+        worth = ranked.cumsum(1).sum(0) - self.prices[: ranked.shape[1]]  # [n]
         size = int(worth.argmax())
         return (float(worth[size]), size + 1) if worth[size] > 0 else (0.0, 0)
-
-    def _rate(self, batch: int) -> float:
-        """Tokens that a second has to bring: those of the last steps, at least plain decoding's at the same pace.
-
-        Costs are those of a short context and a quiet machine; where steps take longer, more must come of each.
-        """
-        plain, experience = batch / self.costs.target(batch), self.experience
-        if not experience.seconds:
-            return plain
-        return max(plain * experience.expected, experience.tokens) / experience.seconds

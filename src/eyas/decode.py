@@ -146,7 +146,7 @@ def decode(
     while rows:
         begin = clock()
         deepest = max(request.room - len(request.ids) for request in rows) - 1
-        growing = None if drafter is None or policy is None or deepest < 1 else policy.limited(deepest)
+        growing = None if drafter is None or policy is None or deepest < 1 else policy.limited(deepest, cache.start)
         tree = root_tree(roots) if drafter is None or growing is None else drafter.propose(roots, growing)
         drafted = clock()
         logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
@@ -168,8 +168,8 @@ def decode(
         for seen, branch, path in zip(session.seen, branches, kept, strict=True):
             seen += branch[: len(path)]  # last: an interrupted step leaves no token here without its rows
         end = clock()
-        if policy is not None:
-            policy.learn(tree, paths, end - begin)
+        if growing is not None:
+            growing.learn(tree, paths, end - begin)
         for request in rows:
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
         yield from deliveries
@@ -195,6 +195,7 @@ def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple
     if session.drafter is not None:
         tokens = [[*prompt, token] for prompt, token in zip(fresh, first, strict=True)]
         session.drafter.commit(tokens, features)
+        session.drafter.catch_up()  # the prompt's share of drafting is part of the prefill
     session.seen = [list(request.prompt) for request in requests]
     deliveries = [request.deliver([token], drafted=0) for request, token in zip(requests, first, strict=True)]
     for request in requests:

@@ -249,6 +249,10 @@ class Engine:
         requests = [self._request(prompt, call, rules, row) for prompt, row in zip(prompts, seeds, strict=True)]
         if session is not None and len(prompts) != 1:
             raise EyasError(f"a session continues one prompt, but {len(prompts)} were given; leave it out for a batch")
+        if session is not None and session.drafter is not None and new_drafter is not None:
+            kind, needed = type(session.drafter), type(new_drafter(1))
+            if not issubclass(kind, needed):
+                raise EyasError(f"the session drafts with {kind.__name__}, but this call with {needed.__name__}; open another")
         policy = self.adaptive if call.adaptive else call.policy  # costs may be measured: a mistake must not wait for it
         if session is None:
             session = open_session(self.target, requests, new_drafter)

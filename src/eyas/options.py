@@ -67,6 +67,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
         raise EyasError(f"method {method} has a tree of its own; leave out tree, or use eagle2")
     if isinstance(tree, str) and tree not in ("adaptive", "fixed"):
         raise EyasError(f"tree {tree} is unknown; choose adaptive or fixed")
+    if tree is not None and not isinstance(tree, str) and not hasattr(tree, "limited"):
+        raise EyasError(f"tree is {tree!r}; choose adaptive or fixed, or pass a policy such as eyas.DynamicTree")
     if tree not in (None, "fixed") and settings:
         raise EyasError(f"{next(iter(settings))} is a setting of the fixed tree; leave it out, or choose tree fixed")
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}

@@ -45,7 +45,13 @@ class PackedLinear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out], bfloat16.
+
+        Raises:
+            TypeError: another dtype: the model was cast after it had been packed.
+        """
+        if x.dtype != torch.bfloat16:
+            raise TypeError(f"a layer packed for bfloat16 was given {x.dtype}; load the model with packed=False to cast it")
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
@@ -91,7 +97,8 @@ def _all_can_be_packed(module: nn.Module) -> bool:
 
 def _replace(module: nn.Module, keep: nn.Module | None) -> None:
     """Put packed layers in the place of a module's linear ones, one by one, so that no two copies of all lie in memory."""
-    for name, layer in list(module.named_modules()):
-        if isinstance(layer, nn.Linear):
-            parent, _, own = name.rpartition(".")
-            setattr(module.get_submodule(parent), own, PackedLinear(layer.weight, layer.bias, keep=layer is keep))
+    for name in [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]:
+        layer = module.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, PackedLinear(layer.weight, layer.bias, keep=layer is keep))

@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from eyas import __version__
-from eyas.budget import NARROW, ONE_LEVEL, WIDE, StepCosts, measure_costs
+from eyas.budget import NARROW, ONE_LEVEL, WIDE, StepCosts, measure_context, measure_costs
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError
 from eyas.files import replacing
@@ -42,7 +42,7 @@ def step_costs(draft: EagleDraft, fresh: bool = False) -> StepCosts:
     if not fresh:
         with suppress(*DAMAGE):
             return from_dict(_recent(file)[key]["costs"])
-    costs = measure_costs(draft)
+    costs = measure_context(draft, measure_costs(draft))
     if file is not None:
         entries = {**_recent(file), key: {"at": time.time(), "costs": as_dict(costs)}}
         with suppress(EyasError), replacing(file, "step costs") as temporary:
@@ -53,11 +53,12 @@ def step_costs(draft: EagleDraft, fresh: bool = False) -> StepCosts:
 def conditions(draft: EagleDraft) -> str:
     """What measured costs depend on, in words: other words, other costs."""
     target = draft.target
-    device = accelerator(target.device)
+    device, config = accelerator(target.device), target.config
     parts = [
         *([device] if device else []), processor(), f"{torch.get_num_threads()} threads",
         str(target.dtype).removeprefix("torch."),
-        target.name, f"{sum(parameter.numel() for parameter in target.model.parameters())} parameters",
+        target.name, f"{config.num_hidden_layers} layers of {config.hidden_size}",
+        f"MLP of {getattr(config, 'intermediate_size', None)}",
         f"{target.model.config._attn_implementation} attention", f"a draft of {draft.parameters} parameters",
         f"proposing {target.vocab_size if draft.token_map is None else len(draft.token_map)} tokens",
         f"torch {torch.__version__}", f"transformers {transformers.__version__}", f"eyas {__version__}",
@@ -80,8 +81,8 @@ def as_dict(costs: StepCosts) -> dict[str, Any]:
     return {
         "verify": {str(size): seconds for size, seconds in costs.verify.items()},
         "draft": {f"{tree.tokens}/{tree.depth}/{tree.top_k}": seconds for tree, seconds in costs.draft.items()},
-        "commit": costs.commit,
-    }
+        "commit": costs.commit, "reach": costs.reach, "attention": costs.attention,
+    }  # fmt: skip
 
 
 def from_dict(raw: Any) -> StepCosts:
@@ -92,11 +93,13 @@ def from_dict(raw: Any) -> StepCosts:
     """
     verify = {int(size): float(seconds) for size, seconds in raw["verify"].items()}
     draft = {_tree(name): float(seconds) for name, seconds in raw["draft"].items()}
-    costs = StepCosts(verify, draft, float(raw["commit"]))
+    costs = StepCosts(verify, draft, *(float(raw[name]) for name in ("commit", "reach", "attention")))
     if list(verify) != sorted(verify) or len(verify) < 2 or 1 not in verify or not {ONE_LEVEL, NARROW, WIDE} <= set(draft):
         raise ValueError("sizes or trees are missing")
     if not all(math.isfinite(seconds) and seconds > 0 for seconds in (*verify.values(), *draft.values(), costs.commit)):
         raise ValueError("not the seconds of anything")
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (costs.reach, costs.attention)):
+        raise ValueError("not what context can add")
     return costs
 
 

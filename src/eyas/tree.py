@@ -6,10 +6,11 @@ Nodes are flattened breadth-first: node 0 is the root, the last emitted token; p
     parents  [ 0, 0, 0, 1, 2 ]                └─ 9 ─── 5
     depths   [ 0, 1, 1, 2, 2 ]
 
-`grow` drafts level by level under a *policy*, which answers three questions: how many children a node gets (`width`), which
-nodes of a level are expanded, if any (`expand`), and which of all drafted nodes are kept (`choose`). Two policies cover every
-published method: `DynamicTree` (EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains).
-`eyas.adaptive` fits the tree to machine and moment. Nothing here loops over nodes, and nothing waits for the device.
+`grow` drafts level by level under a *policy*, which answers how many children a node gets (`width`), how far the draft's
+confidences are believed (`trust`), which nodes of a level are expanded, if any (`expand`), and which of all drafted nodes are
+kept (`choose`); afterwards it is told what was accepted (`learn`). Two policies cover every published method: `DynamicTree`
+(EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains). `eyas.adaptive` fits the tree to the
+machine and the moment. Nothing here loops over nodes, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DraftTree:
     Attributes:
         tokens: [B, n] int64; column 0 is the root.
         parents: [B, n] int64; a parent's index is below its child's. The root is its own parent.
-        log_values: [B, n] float32, sum of the draft's log-probabilities from the root (0) to the node.
+        log_values: [B, n] float32, sum of the draft's log-probabilities, as far as the policy trusts them, from the root (0).
         depths: [B, n] int64, edges from the root.
         max_depth: the deepest level any node can have; known without asking the device.
     """
@@ -72,12 +73,19 @@ def root_tree(roots: Tensor) -> DraftTree:
 
 
 class TreePolicy(Protocol):
-    """How a tree grows. Log values and confidences are [B, candidates] float32 tensors; returned indices ascend only in
-    `choose`."""
+    """How a request's trees grow, step after step."""
+
+    def limited(self, depth: int, context: int = 0) -> GrowthPolicy | None:
+        """The policy for a step after ``context`` tokens, at most ``depth`` (≥ 1) levels deep; None: nothing is drafted."""
+        ...
+
+
+class GrowthPolicy(Protocol):
+    """How one step's tree grows. Log values and confidences are float32 tensors [B, candidates] on the draft's device."""
 
     @property
     def depth(self) -> int:
-        """Levels of draft tokens."""
+        """Levels of draft tokens at most."""
         ...
 
     def width(self, level: int) -> int:
@@ -92,22 +100,21 @@ class TreePolicy(Protocol):
         """Which of a level's candidates are run through the draft, [B, k] int64; None: this level is the last."""
         ...
 
-    def choose(self, levels: list[LevelScores]) -> Tensor:
-        """Which of all candidates, in drafting order, make up the tree: ascending indices [B, n − 1] int64."""
+    def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
+        """Which of all candidates, in drafting order, make up the tree: ascending indices [B, n − 1] int64.
+
+        Also the deepest level that any of them can be of, 0 for none; known without asking the device.
+        """
         ...
 
     def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
-        """Told which nodes of each row of a step's tree were accepted, from the root on, and how long the step took."""
-        ...
-
-    def limited(self, depth: int) -> TreePolicy | None:
-        """The policy for one step: at most ``depth`` (≥ 1) levels; None: nothing is worth drafting in this step."""
+        """Told which nodes of each row of the step's tree were accepted, from the root on, and how long the step took."""
         ...
 
 
 @dataclass(frozen=True)
 class LevelScores:
-    """One level's candidates as `TreePolicy.choose` sees them.
+    """One level's candidates as `GrowthPolicy.choose` sees them.
 
     Attributes:
         log_values: [B, m] float32, summed log-probabilities from the root.
@@ -173,14 +180,14 @@ class DynamicTree(Trusting):
     def _best(self, log_values: Tensor, log_confidences: Tensor) -> Tensor:
         return best(log_values if self.rank_by == "value" else log_confidences, self.top_k)
 
-    def choose(self, levels: list[LevelScores]) -> Tensor:
+    def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
         if not self.rerank:
-            return self._selected(levels)
+            return self._selected(levels), len(levels)
         if self.rank_by == "value":
             scores = torch.cat([level.log_values for level in levels], dim=1)
         else:
             scores = torch.cat(path_minimum(levels), dim=1)
-        return best(scores, self.tokens).sort(dim=1).values
+        return best(scores, self.tokens).sort(dim=1).values, len(levels)
 
     def _selected(self, levels: list[LevelScores]) -> Tensor:
         """The nodes expansion selected at every level, in drafting order: at most ``tokens``, shallow ones first."""
@@ -193,7 +200,7 @@ class DynamicTree(Trusting):
             offset += level.log_values.shape[1]
         return torch.cat(kept, dim=1)[:, : self.tokens]
 
-    def limited(self, depth: int) -> DynamicTree:
+    def limited(self, depth: int, context: int = 0) -> DynamicTree:
         return replace(self, depth=min(self.depth, depth))
 
 
@@ -240,15 +247,15 @@ class StaticTree(Trusting):
         index = upload(self._candidates(level, self._inner(level)), log_values.device)
         return index.expand(len(log_values), -1)
 
-    def choose(self, levels: list[LevelScores]) -> Tensor:
+    def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
         index, offset = [], 0
         for number, level in enumerate(levels, start=1):
             index += [offset + place for place in self._candidates(number, self._level(number))]
             offset += level.log_values.shape[1]
         first = levels[0].log_values
-        return upload(index, first.device).repeat(len(first), 1)
+        return upload(index, first.device).repeat(len(first), 1), len(levels)
 
-    def limited(self, depth: int) -> StaticTree:
+    def limited(self, depth: int, context: int = 0) -> StaticTree:
         return StaticTree(tuple(path for path in self.nodes if len(path) <= depth))
 
 
@@ -275,7 +282,7 @@ Candidates = tuple[Tensor, Tensor]
 
 
 def grow(
-    policy: TreePolicy,
+    policy: GrowthPolicy,
     roots: Tensor,
     first: Callable[[int], Candidates],
     draft: Callable[[Tensor, Tensor, Tensor, int], Candidates],
@@ -317,10 +324,10 @@ def grow(
         base, parents = log_values.gather(1, expanded), expanded
         chosen = drafted[-1].gather(1, expanded)
         tokens, confidences = draft(chosen, slots, lines, policy.width(level + 1))
-    return _assemble(roots, drafted, levels, policy.choose(levels))
+    return _assemble(roots, drafted, levels, *policy.choose(levels))
 
 
-def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], chosen: Tensor) -> DraftTree:
+def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], chosen: Tensor, max_depth: int) -> DraftTree:
     """The tree of the chosen candidates: ascending drafting order is breadth-first, and shifts by one for the root."""
     offsets, total = [], 0
     for level in levels:
@@ -344,7 +351,7 @@ def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], c
         parents=torch.cat([zero, parents], dim=1),
         log_values=torch.cat([zero.float(), torch.cat([level.log_values for level in levels], 1).gather(1, chosen)], dim=1),
         depths=torch.cat([zero, depth_of[chosen]], dim=1),
-        max_depth=len(levels) if chosen.shape[1] else 0,
+        max_depth=max_depth,
     )
 
 

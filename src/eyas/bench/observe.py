@@ -14,7 +14,7 @@ from eyas.bench.tasks import Question
 from eyas.decode import decode
 from eyas.drafters.eagle import EagleDrafter
 from eyas.engine import Engine
-from eyas.tree import DraftTree, TreePolicy
+from eyas.tree import DraftTree, GrowthPolicy
 
 BINS = 20
 
@@ -24,7 +24,7 @@ class Recorder(EagleDrafter):
 
     last: DraftTree | None = None
 
-    def propose(self, roots: Any, policy: TreePolicy) -> DraftTree:
+    def propose(self, roots: Any, policy: GrowthPolicy) -> DraftTree:
         """As `EagleDrafter.propose`."""
         self.last = super().propose(roots, policy)
         return self.last

@@ -18,6 +18,7 @@ from eyas.budget import StepCosts, measure_costs
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
 from eyas.heads.eagle import EagleHead, head_like
+from eyas.packing import pack_model
 from eyas.target import Target
 from eyas.tree import DynamicTree
 
@@ -103,11 +104,13 @@ def project(name: str, dtype: torch.dtype, device: torch.device, trees: tuple[Dy
         )
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    target = Target(model.to(device).eval(), None, name)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    pack_model(model.to(device).eval())  # as it would be loaded
+    target = Target(model, None, name)
     head = EagleHead(head_like(target.config, None)).to(device, dtype).eval().requires_grad_(False)
     draft = EagleDraft(target, head)
     costs = measure_costs(draft, trees, SIZES, CONTEXT, rounds)
-    return Projection(name, sum(parameter.numel() for parameter in model.parameters()), costs)
+    return Projection(name, size, costs)
 
 
 def free_memory(device: torch.device) -> int | None:

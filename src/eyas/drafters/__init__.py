@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from eyas.tree import DraftTree, TreePolicy
+from eyas.tree import DraftTree, GrowthPolicy
 
 
 class Drafter(Protocol):
@@ -25,7 +25,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def catch_up(self) -> None:
+        """Do now what `commit` has put off, if anything."""
+        ...
+
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         """Draft a tree for each row from its last emitted token ``roots`` [B] int64."""
         ...
 

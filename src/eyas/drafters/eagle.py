@@ -14,7 +14,7 @@ from eyas.masks import additive, tree_visibility
 from eyas.packing import linear, packed
 from eyas.target import Target
 from eyas.transfer import padded, upload
-from eyas.tree import Candidates, DraftTree, TreePolicy, grow
+from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
 
 
 class EagleDraft:
@@ -116,7 +116,7 @@ class EagleDrafter:
         self.guess = out[torch.arange(batch, device=device), upload(counts, device) - 1][:, None]
         self.cache.keep([list(range(count)) for count in counts])
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
         self.catch_up()
         prefix = self.cache.prefix_mask(roots.device)  # [B, start]

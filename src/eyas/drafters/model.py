@@ -12,7 +12,7 @@ from torch import Tensor
 from eyas.errors import EyasError
 from eyas.target import Target
 from eyas.transfer import upload
-from eyas.tree import Candidates, DraftTree, TreePolicy, grow
+from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
 
 
 class ModelDrafter:
@@ -38,7 +38,10 @@ class ModelDrafter:
         self.logits = logits[:, None]
         self.committed = [committed + len(row) - 1 for committed, row in zip(self.committed, tokens, strict=True)]
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def catch_up(self) -> None:
+        """Nothing is ever put off."""
+
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         """Grow a tree. A level's nodes are run with those above them, as one forest behind the root."""
         drafted = torch.empty(len(roots), 0, dtype=torch.int64, device=roots.device)  # [B, m] expanded nodes
         parents, depths, before = drafted, drafted, 0  # before: nodes above the level that was run last

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eyas.transfer import upload
-from eyas.tree import Candidates, DraftTree, TreePolicy, grow
+from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
 
 TRUST = (0.25, 0.5, 0.7, 0.8)  # that a continuation repeats, by the number of tokens its suffix shares: 1, 2, 3, 4
 OLDER = 0.4  # of the confidence, for each continuation seen since
@@ -71,7 +71,10 @@ class NgramDrafter:
                 history.append(token)
             history.committed += len(row) - 1
 
-    def propose(self, roots: Tensor, policy: TreePolicy) -> DraftTree:
+    def catch_up(self) -> None:
+        """Nothing is ever put off."""
+
+    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         """Grow a tree of continuations: as large as the policy says, or as many as there are."""
         branches: list[list[list[int]]] = [[[]] for _ in self.histories]  # of each expanded node, by row
 

@@ -67,15 +67,18 @@ class OwnVocabulary:
             self.stale = False
             rows = [list(first)[max(len(first) - self.limit, 0) :] for first in self.first]
             tokens = sorted({token for row in rows for token in row})
-            self.gathered = self._rows(tokens, [set(row) for row in rows]) if tokens else None
+            self.gathered = self._read(tokens, rows) if tokens else None
         return self.gathered
 
-    def _rows(self, tokens: list[int], rows: list[set[int]]) -> OwnTokens:
+    def _read(self, tokens: list[int], rows: list[list[int]]) -> OwnTokens:
         weight = self.head.get_parameter("weight")
         bias = getattr(self.head, "bias", None)
-        index = upload(tokens, weight.device)
-        closed = [[[0.0 if token in row else -torch.inf for token in tokens]] for row in rows]
-        return OwnTokens(index, weight[index], None if bias is None else bias[index], upload(closed, weight.device))
+        index, places = upload(tokens, weight.device), {token: place for place, token in enumerate(tokens)}
+        closed = torch.full((len(rows), 1, len(tokens)), -torch.inf)
+        for row, own in enumerate(rows):
+            closed[row, 0, [places[token] for token in own]] = 0.0
+        closed = closed.to(weight.device, non_blocking=True)
+        return OwnTokens(index, weight[index], None if bias is None else bias[index], closed)
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows of the batch."""
@@ -84,7 +87,7 @@ class OwnVocabulary:
     def take(self, rows: list[int], lengths: list[int]) -> OwnVocabulary:
         """One of its own for these rows, which knows the first ``lengths`` tokens of their texts."""
         taken = OwnVocabulary(self.head, self.known, len(rows), self.limit)
-        taken.first = [self.first[row] for row in rows]
+        taken.first, taken.stale = [self.first[row] for row in rows], True
         taken.truncate(lengths)
         return taken
 
@@ -96,8 +99,7 @@ class OwnVocabulary:
 
     def truncate(self, lengths: list[int]) -> None:
         """Forget all but the first so many tokens of each text."""
-        self.first = [
-            {token: place for token, place in first.items() if place < length}
-            for first, length in zip(self.first, lengths, strict=True)
-        ]
-        self.stale = True
+        for row, (first, length) in enumerate(zip(self.first, lengths, strict=True)):
+            if any(place >= length for place in first.values()):
+                self.first[row] = {token: place for token, place in first.items() if place < length}
+                self.stale = True

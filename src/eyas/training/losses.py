@@ -1,8 +1,8 @@
 """The losses: regression of the feature, and cross-entropies of the distributions read from it.
 
-The cross-entropy runs over the draft vocabulary D. With p the target's distribution over its whole vocabulary and q the
-head's over D, it is  -Σ_{v in D} p(v) log q(v):  a position counts as much as the draft vocabulary covers it, so where
-the target wants a token the head cannot propose nothing is learnt.
+The cross-entropy runs over the tokens D that drafting may propose: the draft vocabulary and the text's own. With p the
+target's distribution over its whole vocabulary and q the head's over D, it is  -Σ_{v in D} p(v) log q(v):  a position counts
+as much as D covers it, so where the target wants a token the head cannot propose nothing is learnt.
 
 The top-k loss (HASS, arXiv 2408.15766 §3.1) is the part of that sum that runs over the k tokens of D the target likes best:
 drafting ranks the best tokens and hardly asks for the rest. Both together are one cross-entropy, with p weighted by token.

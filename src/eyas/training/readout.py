@@ -37,7 +37,7 @@ class Readout:
         if self.scale != 1:
             logits *= self.scale
         logits = logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
-        if closed is not None and closed.shape[-1]:
+        if closed is not None:
             logits[..., -closed.shape[-1] :].masked_fill_(closed, SHUT)
         return logits
 
@@ -69,16 +69,19 @@ def read_head(target: Target, token_map: Tensor | None) -> Readout:
 def read_batch(target: Target, token_map: Tensor | None, batch: Batch) -> tuple[Readout, Tensor | None]:
     """The readout over a draft vocabulary [D] and M tokens more that a batch's texts hold.
 
-    Drafting proposes a text's own tokens besides (`eyas.drafters.vocabulary`), so the head has to learn when to repeat them.
+    Drafting proposes a text's own tokens besides (`eyas.drafters.vocabulary`), so the head has to learn when to say them.
+    Here a token counts as the text's own from the start, also before it first occurs.
 
     Returns:
-        The readout over D + M tokens, and which of the M are not in a conversation, [B, M] bool; None: M is 0.
+        The readout over D + M tokens, and which of the M are not in a conversation, [B, M] bool; None: there are none.
     """
     if token_map is None:
         return read_head(target, None), None
     ids = batch.ids.where(batch.present, batch.ids[:, :1])  # filling is no token of the text
     own = ids.unique()
     own = own[~torch.isin(own, token_map)]  # [M]
+    if not len(own):
+        return read_head(target, token_map), None
     absent = torch.ones(len(ids), target.vocab_size, dtype=torch.bool, device=ids.device).scatter_(1, ids, False)  # [B, V]
     return read_head(target, torch.cat([token_map, own])), absent[:, own]
 

@@ -17,7 +17,7 @@ from eyas.training.options import TrainOptions
 from eyas.training.storage import data_digest, weights_digest
 
 STATE_FILE = "trainer_state.pt"
-VERSION = 1
+VERSION = 2
 FREE_OPTIONS = {"out", "resume", "save_every", "evaluate_every", "feature_memory", "cache_features"}
 """Options that may change when a run is resumed: they do not change what is learnt."""
 
