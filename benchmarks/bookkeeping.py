@@ -1,6 +1,6 @@
-"""What a step costs here: T(n) of the target, a tree's drafting, and the share of neither (bookkeeping).
+"""The share of a step that is neither a forward of the target nor of the draft. (What those cost: eyas inspect --costs.)
 
-python benchmarks/costs.py [--draft DRAFT] [--dtype DTYPE] [--methods eagle2,autoregressive] [--new-tokens 128]
+python benchmarks/bookkeeping.py [--draft DRAFT] [--dtype DTYPE] [--methods eagle2,autoregressive] [--new-tokens 128]
 """
 
 from __future__ import annotations
@@ -9,22 +9,7 @@ import argparse
 import time
 from typing import Any
 
-import torch
-
 import eyas
-from eyas.budget import measure_costs
-from eyas.tree import DynamicTree
-
-
-def costs(engine: eyas.Engine) -> None:
-    """T(n)/T(1) as the loop sees it, and what drafting the published tree costs."""
-    assert engine.draft is not None
-    found = measure_costs(engine.draft, [DynamicTree()], (2, 4, 8, 12, 16, 24, 32, 48, 64), context=200, rounds=15)
-    plain = found.verify[1]
-    print(f"dtype {engine.target.dtype}, threads {torch.get_num_threads()}, T(1) {1000 * plain:.1f} ms, context 200")
-    print("| n | " + " | ".join(map(str, found.verify)) + " |\n|---|" + "---|" * len(found.verify))
-    print("| T(n)/T(1) | " + " | ".join(f"{seconds / plain:.2f}" for seconds in found.verify.values()) + " |")
-    print(f"a 60/6/10 tree is drafted in {1000 * found.draft[DynamicTree()]:.1f} ms")
 
 
 class Stopwatch:
@@ -64,5 +49,4 @@ if __name__ == "__main__":
     parser.add_argument("--dtype", default="auto")
     given = parser.parse_args()
     loaded = eyas.load(draft=given.draft, dtype=given.dtype)
-    costs(loaded)
     bookkeeping(loaded, given.methods.split(","), given.new_tokens)
