@@ -63,6 +63,12 @@ def test_a_packed_model_says_the_same(name: str) -> None:
         assert torch.equal(model(ids).logits, stock(ids).logits)
     assert families.greedy(model, [1, 5, 9], 12) == families.greedy(stock, [1, 5, 9], 12)
     assert Target(model, None, name).dtype == torch.bfloat16
+    for forbidden, reason in (
+        (lambda: model.state_dict(), "cannot be saved"),
+        (lambda: model.float()(ids), "was given torch.float32"),
+    ):
+        with pytest.raises(EyasError, match=reason):
+            forbidden()
 
 
 @needs_packing

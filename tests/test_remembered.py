@@ -55,7 +55,7 @@ def test_what_was_measured_is_read_back(world: World, draft: EagleDraft) -> None
 
 
 def test_json_keeps_every_digit() -> None:
-    costs = StepCosts({1: 0.1, 2: 1 / 3, 61: 2 / 3}, {ONE_LEVEL: 0.7, NARROW: 1e-7, WIDE: 1e9 / 7}, 0.3)
+    costs = StepCosts({1: 0.1, 2: 1 / 3, 61: 2 / 3}, {ONE_LEVEL: 0.7, NARROW: 1e-6 / 3, WIDE: 1e5 / 7}, 0.3)
     assert from_dict(json.loads(json.dumps(as_dict(costs)))) == costs
 
 

@@ -32,7 +32,7 @@ Array = NDArray[np.float32]
 
 DEPTH = 8  # levels at most
 EDGES = np.log(np.array([0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98], np.float32))  # of heights
-HABIT = 1.0  # promised tokens that count as kept before anything is seen
+HABIT = 1.0  # promised tokens that count as kept like all others, before anything of their kind is seen
 MEMORY = 0.99  # what a promise, or a step's rate, counts a step later
 USUAL = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.012, 0.01, 0.008)  # the best children's confidences, unseen
 PATIENCE = 4  # steps in a row that may be worse than plain decoding
@@ -71,8 +71,13 @@ class Experience:
     probing: bool = False
 
     def calibrated(self, level: int, log_confidences: Array) -> Array:
-        """Log-probabilities of a level as promises of that depth and height have been kept."""
-        factors = np.log((self.kept[level] + HABIT) / (self.promised[level] + HABIT))
+        """Log-probabilities of a level as promises of that depth and height have been kept.
+
+        What has not been seen is taken to be as the rest: else a draft that is sure and wrong would be believed anew at every
+        depth and height.
+        """
+        overall = (self.kept.sum() + HABIT) / (self.promised.sum() + HABIT)
+        factors = np.log((self.kept[level] + HABIT * overall) / (self.promised[level] + HABIT))
         out: Array = np.minimum(log_confidences + factors[np.searchsorted(EDGES, log_confidences)], 0.0)
         return out
 

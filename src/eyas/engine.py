@@ -331,6 +331,7 @@ def load(
     assistant: str | Path | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     trust_remote_code: bool = False,
+    packed: bool = True,
 ) -> Engine:
     """Load a target and its draft.
 
@@ -343,6 +344,7 @@ def load(
         assistant: hub id, folder or .gguf file of a smaller model with the same tokens, for method ``model``.
         tokenizer: of a loaded model.
         trust_remote_code: run code that comes with the target's checkpoint.
+        packed: see `eyas.loading.load_target`; a loaded model is left as it is.
 
     Raises:
         EyasError: something is missing, unreadable, unsupported, or does not fit together.
@@ -364,7 +366,7 @@ def load(
     if isinstance(target, PreTrainedModel):
         wrapped = wrap_target(target, tokenizer)
     else:
-        wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code, packed=packed)
     smaller = None
     if assistant is not None:
         smaller = load_target(assistant, dtype=dtype, device=wrapped.device, trust_remote_code=trust_remote_code)

@@ -58,16 +58,16 @@ def check_options(options: Mapping[str, Any]) -> Call:
     tree = given.pop("tree", None)
     settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
     max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise EyasError(f"max_new_tokens is {max_new_tokens}; it must be a whole number, at least 1")
     stops = [stop] if isinstance(stop, str) else list(stop)
     if "" in stops:
         raise EyasError("a stop string is empty; leave it out")
     if tree is not None and method != "eagle2":
-        raise EyasError(f"method {method} has a tree of its own; leave out tree, or use eagle2")
+        raise EyasError(f"method {method} takes no tree; leave it out, or use eagle2")
     if isinstance(tree, str) and tree not in ("adaptive", "fixed"):
-        raise EyasError(f"tree {tree} is unknown; choose adaptive or fixed")
-    if tree is not None and not isinstance(tree, str) and not hasattr(tree, "limited"):
+        raise EyasError(f"tree {tree!r} is unknown; choose adaptive or fixed")
+    if not (tree is None or isinstance(tree, str)) and (isinstance(tree, type) or not callable(getattr(tree, "limited", None))):
         raise EyasError(f"tree is {tree!r}; choose adaptive or fixed, or pass a policy such as eyas.DynamicTree")
     if tree not in (None, "fixed") and settings:
         raise EyasError(f"{next(iter(settings))} is a setting of the fixed tree; leave it out, or choose tree fixed")

@@ -7,11 +7,13 @@ draft level costs more than the multiplication. The numbers that come out are th
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from eyas.errors import EyasError
 
 Module = TypeVar("Module", bound=nn.Module)
 FEW_ROWS = 8  # the layout is made for about so many; it serves any number
@@ -48,12 +50,20 @@ class PackedLinear(nn.Module):
         """[..., in] to [..., out], bfloat16.
 
         Raises:
-            TypeError: another dtype: the model was cast after it had been packed.
+            EyasError: another dtype: the model was cast after it had been packed.
         """
         if x.dtype != torch.bfloat16:
-            raise TypeError(f"a layer packed for bfloat16 was given {x.dtype}; load the model with packed=False to cast it")
+            raise EyasError(f"a layer packed for bfloat16 was given {x.dtype}; load the model with packed=False to cast it")
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        """Refuse: the file would lack these weights.
+
+        Raises:
+            EyasError: always.
+        """
+        raise EyasError("a packed model is for inference and cannot be saved; load it with packed=False")
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Module:

@@ -7,7 +7,6 @@ said, and costs are measured; as they are for any other machine, thread count, d
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from contextlib import suppress
@@ -23,6 +22,7 @@ from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError
 from eyas.files import replacing
 from eyas.machine import accelerator, processor
+from eyas.packing import is_packed
 from eyas.tree import DynamicTree
 
 FOLDER_VARIABLE = "EYAS_CACHE"  # names another folder
@@ -58,7 +58,7 @@ def conditions(draft: EagleDraft) -> str:
         *([device] if device else []), processor(), f"{torch.get_num_threads()} threads",
         str(target.dtype).removeprefix("torch."),
         target.name, f"{config.num_hidden_layers} layers of {config.hidden_size}",
-        f"MLP of {getattr(config, 'intermediate_size', None)}",
+        f"MLP of {getattr(config, 'intermediate_size', None)}", "packed" if is_packed(target.model) else "stock",
         f"{target.model.config._attn_implementation} attention", f"a draft of {draft.parameters} parameters",
         f"proposing {target.vocab_size if draft.token_map is None else len(draft.token_map)} tokens",
         f"torch {torch.__version__}", f"transformers {transformers.__version__}", f"eyas {__version__}",
@@ -94,11 +94,17 @@ def from_dict(raw: Any) -> StepCosts:
     verify = {int(size): float(seconds) for size, seconds in raw["verify"].items()}
     draft = {_tree(name): float(seconds) for name, seconds in raw["draft"].items()}
     costs = StepCosts(verify, draft, *(float(raw[name]) for name in ("commit", "reach", "attention")))
-    if list(verify) != sorted(verify) or len(verify) < 2 or 1 not in verify or not {ONE_LEVEL, NARROW, WIDE} <= set(draft):
+    if (
+        list(verify) != sorted(verify)
+        or len(verify) < 2
+        or min(verify) != 1
+        or max(verify) > 1 << 20
+        or not {ONE_LEVEL, NARROW, WIDE} <= set(draft)
+    ):
         raise ValueError("sizes or trees are missing")
-    if not all(math.isfinite(seconds) and seconds > 0 for seconds in (*verify.values(), *draft.values(), costs.commit)):
+    if not all(1e-7 < seconds < 1e5 for seconds in (*verify.values(), *draft.values(), costs.commit)):
         raise ValueError("not the seconds of anything")
-    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (costs.reach, costs.attention)):
+    if not all(0 <= seconds < 1 for seconds in (costs.reach, costs.attention)):
         raise ValueError("not what context can add")
     return costs
 
