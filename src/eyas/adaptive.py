@@ -145,8 +145,9 @@ class Growth:
 
     Attributes:
         raw: the draft's own log-probabilities by level, [B, m] each; in the end of the chosen nodes, [B, n − 1].
-        trusted: calibrated ones of the level drafted last, [B, k, w].
-        log_values: their sums from the root by level, [B, m] each.
+        log_values: calibrated ones summed from the root, by level, [B, m] each.
+        base: those of the nodes that were expanded last, [B, k]; at first the root's.
+        rate: ρ for this step; ``prices``: ρ · (seconds beyond plain decoding) of 1 … tokens nodes, [tokens].
         spent: seconds of the draft levels after the first.
         worth: the tree's Σ v − ρ · seconds, against plain decoding's.
     """
@@ -166,9 +167,9 @@ class Growth:
         trusted = self.experience.calibrated(level, raw)
         if level == 1:
             batch = len(raw)
-            self.base = np.zeros((batch, 1), np.float32)  # log values of the expanded nodes, [B, k]
+            self.base = np.zeros((batch, 1), np.float32)
             self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
-            self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)  # [tokens]
+            self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)
         else:
             found, shares = np.exp(trusted[:, 0]).mean(0), self.experience.shares[level]  # [w], [ranks]
             shares[: len(found)] += (1 - MEMORY) * (found[: len(shares)] - shares[: len(found)])
