@@ -17,6 +17,7 @@ the random number that decides at a node. What is emitted there is the target's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eyas.budget import StepCosts
+from eyas.graft import Beliefs, Graft
+from eyas.lookup import Continuation
 from eyas.transfer import upload
 from eyas.tree import DraftTree, LevelScores
 
@@ -52,6 +55,7 @@ class Experience:
     Attributes:
         promised: summed confidences of nodes whose parent was accepted, by depth and height, [DEPTH + 1, heights].
         kept: how many of those nodes were accepted, likewise.
+        beliefs: what the text's own suggestions have come to.
         shares: mean calibrated confidence of the best node's children, by depth and rank, [DEPTH + 1, ranks].
         seconds: what the last steps took; ``expected``: what their costs had foretold; ``plain``: what plain decoding of the
             same tokens would have.
@@ -62,6 +66,7 @@ class Experience:
 
     promised: Array = field(default_factory=_by_depth_and_height)
     kept: Array = field(default_factory=_by_depth_and_height)
+    beliefs: Beliefs = field(default_factory=Beliefs)
     shares: Array = field(default_factory=lambda: np.tile(np.array(USUAL, np.float32), (DEPTH + 1, 1)))
     seconds: float = 0.0
     expected: float = 0.0
@@ -99,14 +104,15 @@ class Experience:
         """Take in which of a step's nodes were accepted.
 
         Args:
-            promises: the draft's own log-probabilities of the nodes after the root, [B, n − 1].
+            promises: the draft's own log-probabilities of the nodes after the root, [B, n − 1];
+                −inf: not the draft's.
             parents, depths: of all nodes, [B, n].
             paths: accepted nodes of each row, from the root on.
         """
         accepted = np.zeros(parents.shape, bool)
         for row, path in enumerate(paths):
             accepted[row, path] = True
-        offered = np.take_along_axis(accepted, parents[:, 1:], 1)  # [B, n - 1]: their parents were accepted
+        offered = np.take_along_axis(accepted, parents[:, 1:], 1) & np.isfinite(promises)  # their parents were accepted
         places = depths[:, 1:][offered], np.searchsorted(EDGES, promises[offered])
         self.promised *= MEMORY
         self.kept *= MEMORY
@@ -121,7 +127,8 @@ class AdaptiveTree:
     Attributes:
         costs: what a step's parts cost here.
         experience: what it goes by besides, and learns.
-        tokens, depth, top_k: never more than these; as `eyas.tree.DynamicTree` has them. Depth: DEPTH at most.
+        tokens, depth, top_k: never more than these; as `eyas.tree.DynamicTree` has them. Depth is the draft's, DEPTH at most.
+        lookup: tokens that the text itself may suggest; 0: none, the draft alone proposes.
     """
 
     costs: StepCosts
@@ -129,61 +136,85 @@ class AdaptiveTree:
     tokens: int = 60
     depth: int = DEPTH
     top_k: int = 10
+    lookup: int = 40
 
     def limited(self, depth: int, context: int = 0) -> Growth | None:
         """The policy for one step, see `eyas.tree.TreePolicy`."""
         experience = self.experience
-        if experience.rest:
+        resting = experience.rest > 0
+        if resting:
             experience.rest -= 1
             experience.probing = not experience.rest
-            return None
-        return Growth(self, 1 if experience.probing else min(depth, self.depth, DEPTH), context)
+            if not self.lookup:
+                return None
+        return Growth(self, depth, context, resting)
 
 
 class Growth:
     """One step's tree while it grows, and what it came to; see `eyas.tree.GrowthPolicy`.
 
     Attributes:
-        raw: the draft's own log-probabilities by level, [B, m] each; in the end of the chosen nodes, [B, n − 1].
+        raw: the draft's own log-probabilities by level, [B, m] each; in the end of the chosen nodes, [B, n − 1], −inf for those
+            that are not the draft's.
         log_values: calibrated ones summed from the root, by level, [B, m] each.
         base: those of the nodes that were expanded last, [B, k]; at first the root's.
+        graft: what the text itself suggests, or None.
         rate: ρ for this step; ``prices``: ρ · (seconds beyond plain decoding) of 1 … tokens nodes, [tokens].
-        spent: seconds of the draft levels after the first.
-        worth: the tree's Σ v − ρ · seconds, against plain decoding's.
+        spent: seconds of drafting.
+        worth: what drafting has added to Σ v − ρ · seconds.
     """
 
-    def __init__(self, tree: AdaptiveTree, depth: int, context: int) -> None:
-        self.tree, self.depth, self.context = tree, depth, context
+    def __init__(self, tree: AdaptiveTree, depth: int, context: int, resting: bool = False) -> None:
+        self.tree, self.context, self.resting = tree, context, resting
         self.costs, self.experience = tree.costs, tree.experience
+        self.probing = self.experience.probing and not resting
+        self.deepest = depth
+        self.depth = 1 if self.probing else min(depth, tree.depth, DEPTH)
         self.raw: list[Array] = []
         self.log_values: list[Array] = []
+        self.graft: Graft | None = None
         self.spent = self.worth = 0.0
 
     def width(self, level: int) -> int:
         return self.tree.top_k
 
-    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
+    def begin(self, batch: int, find: Callable[[int], list[Continuation]] | None) -> bool:
+        self.base = np.zeros((batch, 1), np.float32)
+        self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
+        self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)
+        count = min(self.tree.lookup, self.deepest)
+        found = find(count) if find is not None and count and not self.probing else []
+        if any(len(each.tokens) for each in found):
+            self.graft = Graft(found, self.experience.beliefs)
+        if self.resting or self.graft is None:
+            return not self.resting
+        children = self.graft.left() * self.experience.shares[1]  # [B, ranks]
+        expected = np.concatenate([np.exp(self.graft.log_values), children], 1)
+        return self._best(expected)[0] - self._best(self._values())[0] > self.rate * self.costs.first
+
+    def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
         raw: Array = log_confidences.cpu().numpy()  # [B, k, w]
         trusted = self.experience.calibrated(level, raw)
-        if level == 1:
-            batch = len(raw)
-            self.base = np.zeros((batch, 1), np.float32)
-            self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
-            self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)
-        else:
-            found, shares = np.exp(trusted[:, 0]).mean(0), self.experience.shares[level]  # [w], [ranks]
-            shares[: len(found)] += (1 - MEMORY) * (found[: len(shares)] - shares[: len(found)])
+        found, shares = np.exp(trusted[:, 0]).mean(0), self.experience.shares[level]  # [w], [ranks]
+        shares[: len(found)] += (1 - MEMORY) * (found[: len(shares)] - shares[: len(found)])
+        self.spent += self.costs.first if level == 1 else 0.0
+        if self.graft is not None:
+            self.graft.meet(level, tokens.cpu().numpy(), trusted)
+        values = (self.base[:, :, None] + trusted).reshape(len(raw), -1)
+        if self.graft is not None:
+            self.graft.merge(values, sum(each.shape[1] for each in self.log_values))
         self.raw.append(raw.reshape(len(raw), -1))
-        self.log_values.append((self.base[:, :, None] + trusted).reshape(len(raw), -1))
+        self.log_values.append(values)
         return upload(trusted, log_confidences.device)
 
     def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
         if level == self.depth:
             return None
-        values, last = np.exp(np.concatenate(self.log_values, 1)), self.log_values[-1]  # [B, m] each
+        values, last = self._values(), self.log_values[-1]  # [B, m] each
         order = np.argsort(-last, 1, kind="stable")[:, : self.tree.top_k]  # [B, k]
         above = np.take_along_axis(last, order, 1)  # [B, k]
-        children = np.exp(above)[:, :, None] * self.experience.shares[level + 1]  # [B, k, ranks]
+        left = np.exp(above) if self.graft is None else np.exp(above) * self.graft.left(order)
+        children = left[:, :, None] * self.experience.shares[level + 1]  # [B, k, ranks]
         expected = np.concatenate([values, children.reshape(len(values), -1)], 1)
         deeper, size = self._best(expected)
         if not size:
@@ -195,34 +226,59 @@ class Growth:
             return None
         self.spent += seconds
         self.base = above[:, :parents]
+        if self.graft is not None:
+            self.graft.follow(order[:, :parents])
         return upload(order[:, :parents], log_values.device)
 
+    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+        graft = self.graft
+        if graft is None:
+            return None
+        drafted = sum(each.shape[1] for each in self.log_values)
+        parts = (graft.tokens, graft.log_values, graft.log_confidences, graft.parents(drafted), graft.depths)
+        return LevelScores(*(upload(part, device) for part in parts))
+
     def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
-        log_values = np.concatenate(self.log_values, 1)  # [B, m]
-        gain, size = self._best(np.exp(log_values))
-        self.worth = gain - self.rate * (self.spent + self.costs.first)
-        if self.experience.probing:
+        values = self._values()  # [B, m]
+        gain, size = self._best(values)
+        if self.log_values:
+            alone = 0.0 if self.graft is None else self._best(np.exp(self.graft.alone))[0]
+            self.worth = gain - alone - self.rate * self.spent
+        if self.probing:
             size = max(size, PROBE)
-        chosen = np.sort(np.argsort(-log_values, 1, kind="stable")[:, :size], 1)  # [B, n - 1]
+        chosen = np.sort(np.argsort(-values, 1, kind="stable")[:, :size], 1)  # [B, n - 1]
+        depths = [np.full_like(each, level, np.int64) for level, each in enumerate(self.log_values, 1)]
+        if self.graft is not None:
+            self.raw.append(np.full_like(self.graft.log_confidences, -np.inf))
+            depths.append(self.graft.depths)
         self.raw = [np.take_along_axis(np.concatenate(self.raw, 1), chosen, 1)]
-        ends = np.cumsum([each.shape[1] for each in self.log_values])
-        deepest = int(np.searchsorted(ends, chosen.max(), side="right")) + 1 if chosen.size else 0
+        deepest = int(np.take_along_axis(np.concatenate(depths, 1), chosen, 1).max(initial=0))
         return upload(chosen, levels[0].log_values.device), deepest
 
-    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
+    def learn(self, tree: DraftTree, paths: list[list[int]], emitted: list[list[int]], seconds: float) -> None:
         experience, batch, taken = self.experience, len(paths), sum(map(len, paths))
         if tree.size > 1:
             parents, depths = torch.stack([tree.parents, tree.depths]).cpu().numpy()
             experience.judge(self.raw[0], parents, depths, paths)
-        step = self.costs.target(batch * tree.size, batch, self.context) + self.costs.first + self.spent
+        if self.graft is not None:
+            experience.beliefs.judge(self.graft, emitted, MEMORY)
+        step = self.costs.target(batch * tree.size, batch, self.context) + self.spent
         experience.account(seconds, step, taken * self.costs.target(batch, batch, self.context) / batch)
-        failed = experience.probing and taken == batch
-        experience.poor = experience.poor + 1 if self.worth < 0 and not experience.probing else 0
+        if not self.log_values:  # nothing was drafted
+            return
+        failed = self.probing and taken == batch
+        experience.poor = experience.poor + 1 if self.worth < 0 and not self.probing else 0
         experience.probing = False
         if failed or experience.poor >= PATIENCE:
             experience.poor, experience.rest = 0, REST
             experience.promised /= 2  # so that in the end a probe is believed again
             experience.kept /= 2
+
+    def _values(self) -> Array:
+        """Values [B, m] of all candidates so far, what the text suggests included."""
+        parts = self.log_values if self.graft is None else [*self.log_values, self.graft.log_values]
+        out: Array = np.exp(np.concatenate(parts, 1))
+        return out
 
     def _best(self, values: Array) -> tuple[float, int]:
         """The largest Σ v − ρ · (seconds beyond plain decoding) of verifying the best of ``values`` [B, m], and how many."""

@@ -151,8 +151,8 @@ def decode(
         drafted = clock()
         logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
         verified = clock()
-        emitted = [len(request.ids) for request in rows]
-        accepted = walk(tree, chooser([request.rule for request in rows], logits, tree, session.seen, emitted))
+        counts = [len(request.ids) for request in rows]
+        accepted = walk(tree, chooser([request.rule for request in rows], logits, tree, session.seen, counts))
         paths, branches, following = _read(target, tree, logits, accepted)
         deliveries, kept = [], []
         for row, (path, branch, token) in enumerate(zip(paths, branches, following, strict=True)):
@@ -169,7 +169,8 @@ def decode(
             seen += branch[: len(path)]  # last: an interrupted step leaves no token here without its rows
         end = clock()
         if growing is not None:
-            growing.learn(tree, paths, end - begin)
+            emitted = [[*branch[1:], token] for branch, token in zip(branches, following, strict=True)]
+            growing.learn(tree, paths, emitted, end - begin)
         for request in rows:
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
         yield from deliveries

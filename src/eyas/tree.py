@@ -1,14 +1,15 @@
 """Draft trees: their shape, how they grow, and which of the drafted nodes are verified (EAGLE-2, arXiv 2406.16858 §4).
 
-Nodes are flattened breadth-first: node 0 is the root, the last emitted token; parents stand before their children.
+Nodes are flattened, parents before their children, the draft's breadth-first: node 0 is the root, the last emitted token.
 
     tokens   [ 7, 3, 9, 3, 5 ]             7 ─┬─ 3 ─── 3
     parents  [ 0, 0, 0, 1, 2 ]                └─ 9 ─── 5
     depths   [ 0, 1, 1, 2, 2 ]
 
 `grow` drafts level by level under a *policy*, which answers how many children a node gets (`width`), how far the draft's
-confidences are believed (`trust`), which nodes of a level are expanded, if any (`expand`), and which of all drafted nodes are
-kept (`choose`); afterwards it is told what was accepted (`learn`). Two policies cover every published method: `DynamicTree`
+confidences are believed (`trust`), which nodes of a level are expanded, if any (`expand`), what else is put on the tree
+(`besides`), and which of all these nodes are kept (`choose`); before, it says whether to draft at all (`begin`), and afterwards
+it is told what was accepted (`learn`). Two policies cover every published method: `DynamicTree`
 (EAGLE-2 and the paper's ablations) and `StaticTree` (EAGLE-1's fixed shape, and chains). `eyas.adaptive` fits the tree to the
 machine and the moment. Nothing here loops over nodes, and nothing waits for the device.
 """
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import EyasError
+from eyas.lookup import Continuation
 from eyas.transfer import upload
 
 
@@ -60,9 +62,10 @@ def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
     """Ancestor-or-self relation [B, n, n] bool of trees given by ``parents`` [B, n]."""
     batch, n = parents.shape
     identity = torch.eye(n, dtype=torch.bool, device=parents.device).expand(batch, n, n)
-    mask, index = identity, parents[:, :, None].expand(batch, n, n)
-    for _ in range(max_depth):
-        mask = identity | mask.gather(1, index)
+    mask, above, reach = identity, parents, 0  # mask: up to ``reach`` edges up; above: the node reach + 1 edges up, or the root
+    while reach < max_depth:
+        mask = mask | mask.gather(1, above[:, :, None].expand(batch, n, n))
+        above, reach = above.gather(1, above), 2 * reach + 1
     return mask
 
 
@@ -92,12 +95,24 @@ class GrowthPolicy(Protocol):
         """Children drafted for each expanded node; ``level`` counts from 1."""
         ...
 
-    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
-        """What the draft's log-probabilities [B, k, w] of a level are taken for; at most 0."""
+    def begin(self, batch: int, find: Callable[[int], list[Continuation]] | None) -> bool:
+        """A step of so many rows begins; whether to draft at all.
+
+        Args:
+            find: gives what each row's text itself suggests, so many tokens of it; None: nothing does.
+        """
+        ...
+
+    def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
+        """What the draft's log-probabilities [B, k, w] of a level's tokens, likewise, are taken for; at most 0."""
         ...
 
     def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
         """Which of a level's candidates are run through the draft, [B, k] int64; None: this level is the last."""
+        ...
+
+    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+        """Nodes that the tree may have besides the drafted ones, as if they were a last level; None: there are none."""
         ...
 
     def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
@@ -107,8 +122,15 @@ class GrowthPolicy(Protocol):
         """
         ...
 
-    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
-        """Told which nodes of each row of the step's tree were accepted, from the root on, and how long the step took."""
+    def learn(self, tree: DraftTree, paths: list[list[int]], emitted: list[list[int]], seconds: float) -> None:
+        """Told what a step came to.
+
+        Args:
+            tree: the step's.
+            paths: by row the accepted nodes, from the root on.
+            emitted: by row the tokens chosen at each of them.
+            seconds: how long the step took.
+        """
         ...
 
 
@@ -117,25 +139,35 @@ class LevelScores:
     """One level's candidates as `GrowthPolicy.choose` sees them.
 
     Attributes:
+        tokens: [B, m] int64.
         log_values: [B, m] float32, summed log-probabilities from the root.
         log_confidences: [B, m] float32, each candidate's own log-probability given its parent.
-        parents: [B, m] int64, index of the parent among the level before's candidates (level 1: all 0, the root).
+        parents: [B, m] int64, index of the parent among all candidates in drafting order, −1 for the root.
+        depths: [B, m] int64, edges from the root.
         expanded: [B, k] int64, the candidates that were expanded; None at the last level.
     """
 
+    tokens: Tensor
     log_values: Tensor
     log_confidences: Tensor
     parents: Tensor
-    expanded: Tensor | None
+    depths: Tensor
+    expanded: Tensor | None = None
 
 
 class Trusting:
     """What policies have in common that take the draft at its word and remember nothing."""
 
-    def trust(self, level: int, log_confidences: Tensor) -> Tensor:
+    def begin(self, batch: int, find: Callable[[int], list[Continuation]] | None) -> bool:
+        return True
+
+    def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
         return log_confidences
 
-    def learn(self, tree: DraftTree, paths: list[list[int]], seconds: float) -> None:
+    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+        return None
+
+    def learn(self, tree: DraftTree, paths: list[list[int]], emitted: list[list[int]], seconds: float) -> None:
         pass
 
 
@@ -286,6 +318,7 @@ def grow(
     roots: Tensor,
     first: Callable[[int], Candidates],
     draft: Callable[[Tensor, Tensor, Tensor, int], Candidates],
+    find: Callable[[int], list[Continuation]] | None = None,
 ) -> DraftTree:
     """Draft a tree level by level and keep what the policy chooses.
 
@@ -296,62 +329,63 @@ def grow(
         draft: ``draft(tokens, slots, lines, w)`` runs nodes ``tokens`` [B, k] of one level through the draft and gives the
             ``w`` best children of each; ``slots`` [B, k] is each one's parent among the nodes of the draft call before;
             ``lines`` [B, k, nodes drafted so far + k] bool marks its drafted ancestors and itself, in drafting order.
+        find: what each row's text suggests, see `GrowthPolicy.begin`.
 
     Returns:
         A connected `DraftTree` of the chosen nodes and the root.
     """
+    levels = _drafted(policy, roots, first, draft) if policy.begin(len(roots), find) else []
+    more = policy.besides(levels, roots.device)
+    levels += [] if more is None else [more]
+    return _assemble(roots, levels, *policy.choose(levels)) if levels else root_tree(roots)
+
+
+def _drafted(
+    policy: GrowthPolicy,
+    roots: Tensor,
+    first: Callable[[int], Candidates],
+    draft: Callable[[Tensor, Tensor, Tensor, int], Candidates],
+) -> list[LevelScores]:
+    """All candidates, level by level."""
     device, batch = roots.device, len(roots)
     tokens, confidences = first(policy.width(1))  # [B, 1, w] each
     base = torch.zeros(batch, 1, device=device)  # the expanded nodes' log values; at first the root's
-    parents = torch.zeros(batch, 1, dtype=torch.int64, device=device)  # their places among their level's candidates
+    parents = torch.full((batch, 1), -1, device=device)  # their places in drafting order
     lines = torch.zeros(batch, 1, 0, dtype=torch.bool, device=device)  # their drafted ancestors
-    drafted: list[Tensor] = []
     levels: list[LevelScores] = []
+    total = 0
     while True:
         width, level = tokens.shape[2], len(levels) + 1
-        confidences = policy.trust(level, confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0))
+        confidences = confidences.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
+        confidences = policy.trust(level, tokens, confidences)
         log_values = (base[:, :, None] + confidences).flatten(1)  # [B, k·w]
-        drafted.append(tokens.flatten(1))
-        above = parents.repeat_interleave(width, dim=1)  # [B, k·w]
         expanded = policy.expand(level, log_values, confidences.flatten(1))  # [B, k']
-        levels.append(LevelScores(log_values, confidences.flatten(1), above, expanded))
+        above = parents.repeat_interleave(width, dim=1)  # [B, k·w]
+        depths = torch.full_like(above, level)
+        levels.append(LevelScores(tokens.flatten(1), log_values, confidences.flatten(1), above, depths, expanded))
         if expanded is None:
-            break
+            return levels
         slots = expanded // width  # which of this level's expanded parents each one descends from
         own = torch.eye(expanded.shape[1], dtype=torch.bool, device=device).expand(batch, -1, -1)
         inherited = lines.gather(1, slots[:, :, None].expand(-1, -1, lines.shape[2]))
         lines = torch.cat([inherited, own], dim=2)  # [B, k', drafted nodes]
-        base, parents = log_values.gather(1, expanded), expanded
-        chosen = drafted[-1].gather(1, expanded)
-        tokens, confidences = draft(chosen, slots, lines, policy.width(level + 1))
-    return _assemble(roots, drafted, levels, *policy.choose(levels))
+        base, parents = log_values.gather(1, expanded), expanded + total
+        total += log_values.shape[1]
+        tokens, confidences = draft(levels[-1].tokens.gather(1, expanded), slots, lines, policy.width(level + 1))
 
 
-def _assemble(roots: Tensor, drafted: list[Tensor], levels: list[LevelScores], chosen: Tensor, max_depth: int) -> DraftTree:
-    """The tree of the chosen candidates: ascending drafting order is breadth-first, and shifts by one for the root."""
-    offsets, total = [], 0
-    for level in levels:
-        offsets.append(total)
-        total += level.log_values.shape[1]
-    # a candidate's parent in drafting order, −1 for the root
-    flat_parents = (
-        torch.cat([level.parents + offset for level, offset in zip(levels[1:], offsets, strict=False)], dim=1)
-        if len(levels) > 1
-        else roots.new_zeros(len(roots), 0)
-    )
-    flat_parents = torch.cat([torch.full_like(levels[0].parents, -1), flat_parents], dim=1)
-    depth_of = torch.cat(
-        [torch.full((level.log_values.shape[1],), number, device=roots.device) for number, level in enumerate(levels, 1)]
-    )
-    up = flat_parents.gather(1, chosen)
+def _assemble(roots: Tensor, levels: list[LevelScores], chosen: Tensor, max_depth: int) -> DraftTree:
+    """The tree of the chosen candidates: drafting order, in which parents come before their children, shifts by one."""
+
+    def picked(what: str, root: Tensor) -> Tensor:
+        return torch.cat([root[:, None], torch.cat([getattr(level, what) for level in levels], dim=1).gather(1, chosen)], dim=1)
+
+    none = torch.full_like(roots, -1)
+    up = picked("parents", none)  # [B, n], −1 for the root
     parents = torch.where(up < 0, 0, torch.searchsorted(chosen.contiguous(), up.clamp(min=0)) + 1)
-    zero = torch.zeros_like(roots)[:, None]
+    zero = torch.zeros_like(roots)
     return DraftTree(
-        tokens=torch.cat([roots[:, None], torch.cat(drafted, dim=1).gather(1, chosen)], dim=1),
-        parents=torch.cat([zero, parents], dim=1),
-        log_values=torch.cat([zero.float(), torch.cat([level.log_values for level in levels], 1).gather(1, chosen)], dim=1),
-        depths=torch.cat([zero, depth_of[chosen]], dim=1),
-        max_depth=max_depth,
+        picked("tokens", roots), parents, picked("log_values", zero.float()), picked("depths", zero), max_depth=max_depth
     )
 
 
@@ -368,5 +402,5 @@ def path_minimum(levels: list[LevelScores]) -> list[Tensor]:
     minima: list[Tensor] = []
     for level in levels:
         own = level.log_confidences
-        minima.append(torch.minimum(own, minima[-1].gather(1, level.parents)) if minima else own)
+        minima.append(torch.minimum(own, torch.cat(minima, dim=1).gather(1, level.parents)) if minima else own)
     return minima

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from eyas.cache import RowCache
 from eyas.drafters.vocabulary import OwnTokens, OwnVocabulary
 from eyas.heads.eagle import EagleHead
+from eyas.lookup import Continuation, KnownText
 from eyas.masks import additive, tree_visibility
 from eyas.packing import linear, packed
 from eyas.target import Target
@@ -83,12 +84,15 @@ class EagleDrafter:
         self.draft = draft
         self.cache = RowCache(1, batch)
         self.own = OwnVocabulary(draft.target.head, draft.known, batch, draft.own_tokens)
+        self.texts = [KnownText() for _ in range(batch)]
         self.guess = torch.empty(batch, 1, 0)  # [B, 1, H], the head's output at each row's last committed pair
         self.waiting: list[tuple[list[list[int]], Tensor]] = []  # committed, but not run through the head yet
         self.before = self.cache.lengths  # the cache's lengths without them
 
     def commit(self, tokens: list[list[int]], features: Tensor) -> None:
         """See `eyas.drafters.Drafter.commit`. The head runs before the next tree: never for steps that draft nothing."""
+        for text, row in zip(self.texts, tokens, strict=True):
+            text.commit(row)
         if not self.waiting:
             self.before = self.cache.lengths
         self.waiting.append((tokens, features))
@@ -118,12 +122,17 @@ class EagleDrafter:
 
     def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
-        self.catch_up()
-        prefix = self.cache.prefix_mask(roots.device)  # [B, start]
-        lengths = upload(self.cache.lengths, roots.device)[:, None]
-        guess, level, own = self.guess, 0, self.own.gather()
+        prefix = lengths = guess = torch.empty(0)  # [B, start], [B, 1], [B, k, H]
+        level, own = 0, None
+
+        def find(count: int) -> list[Continuation]:
+            return [text.continuation(count) for text in self.texts]
 
         def first(width: int) -> Candidates:
+            nonlocal prefix, lengths, guess, own
+            self.catch_up()
+            prefix, lengths = self.cache.prefix_mask(roots.device), upload(self.cache.lengths, roots.device)[:, None]
+            guess, own = self.guess, self.own.gather()
             return self.draft.candidates(guess, width, own)
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
@@ -137,7 +146,7 @@ class EagleDrafter:
             level += 1
             return self.draft.candidates(guess, width, own)
 
-        tree = grow(policy, roots, first, draft)
+        tree = grow(policy, roots, first, draft, find)
         self.cache.rewind()
         return tree
 
@@ -146,6 +155,7 @@ class EagleDrafter:
         self.catch_up()
         self.cache.select(rows)
         self.own.select(rows)
+        self.texts = [self.texts[row] for row in rows]
         self.guess = self.guess[rows]
 
     def take(self, rows: list[int], lengths: list[int]) -> EagleDrafter:
@@ -153,6 +163,7 @@ class EagleDrafter:
         self.catch_up()
         taken = EagleDrafter(self.draft, len(rows))
         taken.cache, taken.own = self.cache.take(rows, lengths), self.own.take(rows, lengths)
+        taken.texts = [self.texts[row].take(length) for row, length in zip(rows, lengths, strict=True)]
         return taken
 
     def put(self, rows: list[int], other: EagleDrafter) -> None:
@@ -161,6 +172,8 @@ class EagleDrafter:
         other.catch_up()
         self.cache.put(rows, other.cache)
         self.own.put(rows, other.own)
+        for row, text in zip(rows, other.texts, strict=True):
+            self.texts[row] = text
         self.guess = self.guess.index_copy(0, upload(rows, self.guess.device), other.guess)
 
     def truncate(self, lengths: list[int]) -> None:
@@ -168,6 +181,8 @@ class EagleDrafter:
         self.catch_up()
         self.cache.truncate(lengths)
         self.own.truncate(lengths)
+        for text, length in zip(self.texts, lengths, strict=True):
+            text.truncate(length)
 
 
 def _joined(commits: list[tuple[list[list[int]], Tensor]]) -> tuple[list[list[int]], Tensor]:
