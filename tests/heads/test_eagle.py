@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eyas.cache import RowCache
-from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.heads.eagle import EagleHead, HeadConfig, fused
 from eyas.masks import additive
 from tests.drafts import random_head
 
@@ -161,3 +161,16 @@ def test_far_positions_keep_their_angle_in_half_precision() -> None:
         rotated = cast.rotary(x, position_ids=positions)
         assert all(torch.equal(one, other) for one, other in zip(rotated, exact, strict=True))
     assert make().to(torch.bfloat16).fc.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["grouped", "all heads", "qkv bias"])
+def test_a_fused_head_guesses_the_same_and_leaves_the_original_alone(name: str) -> None:
+    head = make(**SHAPES[name])
+    names, one = list(head.state_dict()), fused(head)
+    assert list(head.state_dict()) == names and len(one.state_dict()) < len(names)
+    embeddings, features = inputs(head)
+    positions, mask = torch.arange(7).expand(2, -1), additive(torch.ones(2, 7, 7).tril().bool(), torch.float32)
+    with torch.inference_mode():
+        for some in (None, mask):
+            expected = head(embeddings, features, positions, some)
+            torch.testing.assert_close(one(embeddings, features, positions, some), expected, atol=1e-6, rtol=1e-6)

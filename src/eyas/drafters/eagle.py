@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eyas.cache import RowCache
 from eyas.drafters.vocabulary import OwnTokens, OwnVocabulary
-from eyas.heads.eagle import EagleHead
+from eyas.heads.eagle import EagleHead, fused
 from eyas.lookup import Continuation, KnownText
 from eyas.masks import additive, tree_visibility
 from eyas.packing import linear, packed
@@ -39,7 +39,7 @@ class EagleDraft:
     ) -> None:
         self.target = target
         self.parameters = sum(parameter.numel() for parameter in head.parameters())  # packing hides them
-        self.head = packed(head)
+        self.head = packed(fused(head))
         self.embedding = embedding
         self.token_map = token_map
         self.known = frozenset(() if token_map is None else token_map.tolist())

@@ -12,6 +12,7 @@ Parameter names are those of the published checkpoints, so ``state_dict`` is the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,17 @@ def plain_rope(config: Any) -> dict[str, Any]:
     return dict(found.get("full_attention", found))
 
 
+def _joined(*layers: nn.Linear) -> nn.Linear:
+    """One layer that gives the outputs of several, one after the other."""
+    first = layers[0]
+    out = sum(layer.out_features for layer in layers)
+    joined = nn.Linear(first.in_features, out, bias=first.bias is not None, device="meta")
+    joined.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]), requires_grad=False)
+    if first.bias is not None:
+        joined.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
+    return joined
+
+
 class EagleAttention(nn.Module):
     """Grouped-query self-attention with rotary positions; the cache is a transformers ``Cache`` of one layer."""
 
@@ -87,12 +99,21 @@ class EagleAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, narrow, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.qkv_proj: nn.Linear | None = None  # the three as one, in a fused head
+        self.widths = [width, narrow, narrow]
+
+    def fuse(self) -> None:
+        """Make one projection of the three for queries, keys and values."""
+        self.qkv_proj = _joined(self.q_proj, self.k_proj, self.v_proj)
+        del self.q_proj, self.k_proj, self.v_proj
 
     def project(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries [B, heads, n, D] and keys, values [B, kv heads, n, D] of ``x`` [B, n, H]."""
-        query, key, value = (
-            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        if self.qkv_proj is None:
+            parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        else:
+            parts = self.qkv_proj(x).split(self.widths, dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         query, key = apply_rotary_pos_emb(query, key, *rotary)
         return query, key, value
 
@@ -100,8 +121,13 @@ class EagleAttention(nn.Module):
         query, key, value = self.project(x, rotary)
         if cache is not None:
             key, value = cache.update(key, value, 0)
-        key, value = (states.repeat_interleave(self.groups, dim=1) for states in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        if mask is None:
+            key, value = (states.repeat_interleave(self.groups, dim=1) for states in (key, value))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, heads, n, D]
+        else:  # the queries that share keys as rows of one head: nothing is copied
+            rows = query.unflatten(1, (-1, self.groups)).flatten(2, 3)  # [B, kv heads, groups · n, D]
+            rows = F.scaled_dot_product_attention(rows, key, value, mask.repeat(1, 1, self.groups, 1))
+            out = rows.unflatten(2, (self.groups, -1)).flatten(1, 2)
         projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return projected
 
@@ -115,9 +141,16 @@ class EagleMLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.activation = ACT2FN[config.hidden_act]
+        self.gate_up_proj: nn.Linear | None = None  # both as one, in a fused head
+
+    def fuse(self) -> None:
+        """Make one projection of the two to the intermediate size."""
+        self.gate_up_proj = _joined(self.gate_proj, self.up_proj)
+        del self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = (self.gate_proj(x), self.up_proj(x)) if self.gate_up_proj is None else self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(self.activation(gate) * up)
         return out
 
 
@@ -199,3 +232,11 @@ class EagleHead(nn.Module):
         x = self.join(embeddings, features)
         out: Tensor = self.layer(x, self.rotary(x, position_ids=positions), mask, cache)
         return out
+
+
+def fused(head: EagleHead) -> EagleHead:
+    """A copy of a head for inference: its matrices that read the same input are one, so that a level takes fewer calls."""
+    clone = copy.deepcopy(head)
+    clone.layer.self_attn.fuse()
+    clone.layer.mlp.fuse()
+    return clone
