@@ -93,6 +93,19 @@ def test_a_shut_token_is_no_part_of_either_distribution(cap: float | None) -> No
     assert_same(found, expected, guesses)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_temperature_sharpens_or_flattens_what_is_learnt(temperature: float) -> None:
+    """p^(1/T) over the draft vocabulary, with p's mass there; cut to the top k after that."""
+    guesses, features, log_mass, head = setting()
+    p = (features @ head.T).softmax(-1)[:, :12]
+    powers = p ** (1 / temperature)
+    target = powers / powers.sum(-1, keepdim=True) * p.sum(-1, keepdim=True)
+    own = (guesses @ head[:12].T).log_softmax(-1)
+    expected = -(target * own).sum((-1, -2)) + top(target, own, 4)
+    weights = LossWeights(0, 1, top=1, k=4, temperature=temperature)
+    assert_same(distillation(guesses, features, log_mass, Readout(head[:12]), weights, chunk=3), expected, guesses)
+
+
 def test_a_perfect_guess_has_the_least_loss() -> None:
     guesses, features, log_mass, head = setting()
     perfect = features.expand(3, -1, -1).clone().requires_grad_()

@@ -110,6 +110,10 @@ def train(
     entropy_weight: Annotated[
         float | None, typer.Option("--entropy-weight", help="Weight of the published loss's cross-entropy.")
     ] = None,
+    distill_temperature: Annotated[
+        float | None,
+        typer.Option("--distill-temperature", help="Of the target's distribution that is learnt; below 1 for greedy decoding."),
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="The peak.")] = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="How the rate falls: cosine or linear.")] = None,
     warmup: Annotated[float | None, typer.Option("--warmup", help="Share of the run in which the rate rises.")] = None,
@@ -142,7 +146,8 @@ def train(
     given = {
         "out": out, "resume": resume, "start": start, "from_draft": from_draft, "minutes": minutes, "epochs": epochs,
         "steps": unroll, "draft_vocab_size": draft_vocab, "max_length": max_length, "batch_tokens": batch_tokens,
-        "accumulate": accumulate, "loss": loss, "entropy_weight": entropy_weight, "learning_rate": learning_rate,
+        "accumulate": accumulate, "loss": loss, "entropy_weight": entropy_weight,
+        "distill_temperature": distill_temperature, "learning_rate": learning_rate,
         "schedule": schedule, "warmup": warmup, "weight_decay": weight_decay, "clip": clip, "noise": noise,
         "dropout": dropout, "average": average, "feature_memory": feature_memory, "cache_features": cache_features,
         "evaluate_every": eval_every, "eval_prompts": eval_prompts, "eval_tokens": eval_tokens, "save_every": save_every,

@@ -4,6 +4,9 @@ The cross-entropy runs over the tokens D that drafting may propose: the draft vo
 target's distribution over its whole vocabulary and q the head's over D, it is  -Σ_{v in D} p(v) log q(v):  a position counts
 as much as D covers it, so where the target wants a token the head cannot propose nothing is learnt.
 
+For greedy decoding only the target's best token counts. A temperature T below 1 sharpens what is learnt: in the place of p
+stands p^(1/T), normalised so that D has as much of it as of p.
+
 The top-k loss (HASS, arXiv 2408.15766 §3.1) is the part of that sum that runs over the k tokens of D the target likes best:
 drafting ranks the best tokens and hardly asks for the rest. Both together are one cross-entropy, with p weighted by token.
 """
@@ -32,20 +35,22 @@ class LossWeights:
         entropy: cross-entropy over the draft vocabulary.
         top: its part over the target's ``k`` best tokens, on top of ``entropy``.
         k: see ``top``.
+        temperature: T of the target's distribution.
     """
 
     feature: float
     entropy: float
     top: float = 0.0
     k: int = 10
+    temperature: float = 1.0
 
 
 def loss_weights(options: TrainOptions) -> LossWeights:
     """The terms of ``options.loss``."""
     if options.loss == "distribution":
-        return LossWeights(0.0, 1.0)
+        return LossWeights(0.0, 1.0, temperature=options.distill_temperature)
     top = options.top_k_weight if options.loss == "top-k" else 0.0
-    return LossWeights(options.feature_weight, options.entropy_weight, top, options.top_k)
+    return LossWeights(options.feature_weight, options.entropy_weight, top, options.top_k, options.distill_temperature)
 
 
 class Distillation(torch.autograd.Function):
@@ -70,7 +75,12 @@ class Distillation(torch.autograd.Function):
         for start in range(0, guesses.shape[1], chunk):
             part = slice(start, start + chunk)
             shut = None if closed is None else closed[part]  # [c, M]
-            target = readout.logits(features[part], shut).sub_(log_mass[part, None]).exp_()  # [c, D], p
+            target = readout.logits(features[part], shut).sub_(log_mass[part, None])  # [c, D], log p
+            if weights.temperature == 1:
+                target = target.exp_()
+            else:
+                mass = target.logsumexp(-1, keepdim=True).exp()  # [c, 1], of p in D
+                target = target.div_(weights.temperature).softmax(-1).mul_(mass)
             best = target.topk(min(weights.k, target.shape[-1]), dim=-1) if weights.top else None  # [c, k]
             target *= weights.entropy
             if best is not None:

@@ -35,6 +35,7 @@ class TrainOptions:
         feature_weight: weight of the feature regression (published 1).
         top_k: k of the top-k loss (HASS: 10).
         top_k_weight: its weight (HASS: 1).
+        distill_temperature: of the target's distribution that is learnt; below 1 it is sharpened, for greedy decoding.
         start: where the weights come from: ``"regression"`` (least squares for ``fc``), ``"last-layer"`` (the same, and a copy
             of the target's last layer) or ``"random"``.
         from_draft: a draft checkpoint to train further, in place of ``start``; its draft vocabulary stays.
@@ -71,6 +72,7 @@ class TrainOptions:
     feature_weight: float = 1.0
     top_k: int = 10
     top_k_weight: float = 1.0
+    distill_temperature: float = 1.0
     start: str = "regression"
     from_draft: str | None = None
     learning_rate: float = 1e-3
@@ -105,6 +107,7 @@ class TrainOptions:
             ("schedule", self.schedule, self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("top_k", self.top_k, self.top_k >= 1, "at least 1"),
             ("top_k_weight", self.top_k_weight, self.top_k_weight > 0, "above 0"),
+            ("distill_temperature", self.distill_temperature, self.distill_temperature > 0, "above 0"),
             ("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0"),
             ("warmup", self.warmup, 0 <= self.warmup < 1, "at least 0 and below 1"),
             ("entropy_weight", self.entropy_weight, self.entropy_weight >= 0, "at least 0"),
