@@ -267,7 +267,9 @@ def test_it_is_the_default_and_fixed_is_as_published() -> None:
         assert not call.adaptive and call.policy == expected
     for wrong, word in (
         ({"tree": "large"}, "unknown"), ({"tree": "adaptive", "depth": 3}, "depth is a setting of the fixed tree"),
-        ({"tree": "fixed", "method": "chain"}, "takes no tree"),
+        ({"tree": "fixed", "method": "chain"}, "takes no tree"), ({"lookup": -1}, "lookup is -1; it must be a whole number"),
+        ({"lookup": True}, "lookup is True"), ({"lookup": 3, "tree": "fixed"}, "lookup is a setting of the adaptive tree"),
+        ({"lookup": 3, "method": "chain"}, "lookup is a setting of the adaptive tree"),
     ):  # fmt: skip
         with pytest.raises(EyasError, match=word):
             check_options(wrong)
@@ -280,6 +282,20 @@ def test_an_engine_measures_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.adaptive is first.adaptive and measured == [chosen.draft]
     with pytest.raises(EyasError, match="needs a draft"):
         Engine(chosen.target, None).adaptive  # noqa: B018
+
+
+def test_what_the_text_suggests_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of tokens has a tree of its own, so that none goes by what another has seen."""
+    chosen = engine("llama")
+    monkeypatch.setattr(engine_room, "step_costs", lambda draft: costs(slope=0.0))
+    one = Engine(chosen.target, chosen.draft)
+    trees = [one.prepare([[1]], lookup=lookup).policy for lookup in (None, 0, 0, 5)]
+    assert (
+        trees[0] is one.adaptive and trees[1] is trees[2] and [getattr(tree, "lookup", None) for tree in trees[1:]] == [0, 0, 5]
+    )
+    assert len({id(getattr(tree, "experience", None)) for tree in trees}) == 3
+    deepest = {lookup: max(one.generate([1] * 40, lookup=lookup, max_new_tokens=60).stats.depths) for lookup in (0, None)}
+    assert deepest[0] <= DEPTH < deepest[None]
 
 
 def test_a_session_of_another_drafter_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
@@ -101,6 +101,7 @@ class Engine:
         self.draft = draft
         self.assistant = assistant
         self.method = check_method(method)
+        self._other_trees: dict[int, AdaptiveTree] = {}
         if assistant is not None:
             check_assistant(assistant, target)
         ignored = unsupported_settings(target.model.generation_config)
@@ -117,6 +118,12 @@ class Engine:
         if self.draft is None:
             raise EyasError(f"an adaptive tree needs a draft for {self.target.name}; pass one")
         return AdaptiveTree(step_costs(self.draft), Experience())
+
+    def adaptive_tree(self, lookup: int | None = None) -> AdaptiveTree:
+        """The adaptive tree that may take so many tokens from the text itself; each has an experience of its own."""
+        if lookup is None or lookup == self.adaptive.lookup:
+            return self.adaptive
+        return self._other_trees.setdefault(lookup, replace(self.adaptive, experience=Experience(), lookup=lookup))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -253,7 +260,9 @@ class Engine:
             kind, needed = type(session.drafter), type(new_drafter(1))
             if not issubclass(kind, needed):
                 raise EyasError(f"the session drafts with {kind.__name__}, but this call with {needed.__name__}; open another")
-        policy = self.adaptive if call.adaptive else call.policy  # costs may be measured: a mistake must not wait for it
+        policy = (
+            self.adaptive_tree(call.lookup) if call.adaptive else call.policy
+        )  # costs may be measured: a mistake must not wait for it
         if session is None:
             session = open_session(self.target, requests, new_drafter)
         return Job(requests, session, policy)

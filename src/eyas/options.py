@@ -8,7 +8,7 @@ from typing import Any
 
 from eyas.errors import EyasError
 from eyas.sampling import SamplingOptions, Uniforms
-from eyas.tree import EAGLE1_TREE, DynamicTree, TreePolicy, chain
+from eyas.tree import EAGLE1_TREE, LARGEST, DynamicTree, TreePolicy, chain
 
 METHODS = ("eagle2", "eagle1", "chain", "ngram", "model", "autoregressive")
 EAGLE_METHODS = ("eagle2", "eagle1", "chain")
@@ -26,6 +26,7 @@ class Call:
     Attributes:
         policy: how trees grow; None: plain decoding.
         adaptive: the engine's adaptive tree takes the policy's place.
+        lookup: tokens that it may take from the text itself; None: as many as it does by itself.
         max_new_tokens: at most so many new tokens each.
         stop: stop strings.
         sampling: the `SamplingOptions` fields that were given.
@@ -33,6 +34,7 @@ class Call:
 
     policy: TreePolicy | None
     adaptive: bool
+    lookup: int | None
     max_new_tokens: int
     stop: list[str]
     sampling: dict[str, Any]
@@ -45,6 +47,7 @@ def check_options(options: Mapping[str, Any]) -> Call:
         options: ``method``; ``tree`` (for eagle2: ``"adaptive"``, what pays on this machine step by step, see `eyas.adaptive`;
             ``"fixed"``, as published; or a policy of your own); the fixed tree's settings ``tokens``, ``depth``, ``width``,
             ``rank_by`` and ``rerank`` (see `DynamicTree`; with any of them the tree is fixed, else adaptive);
+            ``lookup`` (tokens that the adaptive tree may take from the text itself; 0: none);
             ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several); and the fields of
             `SamplingOptions`.
 
@@ -55,7 +58,7 @@ def check_options(options: Mapping[str, Any]) -> Call:
     method = check_method(given.pop("method", "eagle2"))
     for seed in as_list(given.pop("seed", None)):
         Uniforms(seed)
-    tree = given.pop("tree", None)
+    tree, lookup = given.pop("tree", None), given.pop("lookup", None)
     settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
     max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -71,6 +74,11 @@ def check_options(options: Mapping[str, Any]) -> Call:
         raise EyasError(f"tree is {tree!r}; choose adaptive or fixed, or pass a policy such as eyas.DynamicTree")
     if tree not in (None, "fixed") and settings:
         raise EyasError(f"{next(iter(settings))} is a setting of the fixed tree; leave it out, or choose tree fixed")
+    adaptive = tree == "adaptive" or (method == "eagle2" and tree is None and not settings)
+    if lookup is not None and (isinstance(lookup, bool) or not isinstance(lookup, int) or not 0 <= lookup <= LARGEST):
+        raise EyasError(f"lookup is {lookup}; it must be a whole number from 0 to {LARGEST}")
+    if lookup is not None and not adaptive:
+        raise EyasError("lookup is a setting of the adaptive tree; leave it out, or use method ngram, which only looks up")
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
     if unknown:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
@@ -79,8 +87,7 @@ def check_options(options: Mapping[str, Any]) -> Call:
         policy = make_policy(method, **settings)
     except TypeError as error:
         raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
-    adaptive = tree == "adaptive" or (method == "eagle2" and tree is None and not settings)
-    return Call(policy if tree is None or isinstance(tree, str) else tree, adaptive, max_new_tokens, stops, given)
+    return Call(policy if tree is None or isinstance(tree, str) else tree, adaptive, lookup, max_new_tokens, stops, given)
 
 
 def check_text(text: str) -> None:

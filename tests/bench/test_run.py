@@ -29,7 +29,7 @@ QUESTIONS = [
     Question("letters", "1", ("a b", "c")), Question("words", "1", ("d e f",)), Question("letters", "2", ("g",)),
     Question("words", "2", ("h i j k",)),
 ]  # fmt: skip
-METHODS = (BASELINE, "eagle2:12/3/3", "eagle1", "chain:3", "ngram", "eagle2-confidence", "transformers")
+METHODS = (BASELINE, "eagle2:12/3/3", "eagle1", "chain:3", "ngram", "eagle2-confidence", "eagle2-no-lookup", "transformers")
 
 
 def quiet() -> Console:

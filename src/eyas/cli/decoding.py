@@ -19,6 +19,7 @@ from eyas.cli.options import (
     DraftOption,
     DtypeOption,
     FrequencyOption,
+    LookupOption,
     MaxNewOption,
     MethodOption,
     MinNewOption,
@@ -68,6 +69,7 @@ def generate(
     stop: StopOption = None,
     seed: SeedOption = None,
     tree: TreeOption = None,
+    lookup: LookupOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -87,12 +89,12 @@ def generate(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "logit_bias": read_bias(logit_bias), "min_new_tokens": min_new_tokens,
-        "stop": stop, "seed": seed, "method": method, "tree": tree, "tokens": tokens, "depth": depth,
+        "stop": stop, "seed": seed, "method": method, "tree": tree, "lookup": lookup, "tokens": tokens, "depth": depth,
         "width": width, "rank_by": rank_by, "rerank": rerank,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     ids = text if raw else engine.render([{"role": "user", "content": text}])
-    plain = {**options, "method": "autoregressive", **dict.fromkeys(("tree", *TREE_SETTINGS))}
+    plain = {**options, "method": "autoregressive", **dict.fromkeys(("tree", "lookup", *TREE_SETTINGS))}
     if compare:
         plain["seed"] = options["seed"] = secrets.randbits(32) if seed is None else seed  # both draw the same numbers
         for each in (options, plain):  # nobody's first call pays for warming up
@@ -133,6 +135,7 @@ def chat(
     max_new_tokens: MaxNewOption = 512,
     seed: SeedOption = None,
     tree: TreeOption = None,
+    lookup: LookupOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -144,8 +147,8 @@ def chat(
     """Talk with the model; the cache of earlier turns is kept. Ctrl-C stops an answer, Ctrl-D ends."""
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "tree": tree, "tokens": tokens, "depth": depth,
-        "width": width,
+        "repetition_penalty": repetition_penalty, "seed": seed, "tree": tree, "lookup": lookup, "tokens": tokens,
+        "depth": depth, "width": width,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     opening = [{"role": "system", "content": system}] if system else []

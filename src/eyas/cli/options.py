@@ -37,6 +37,9 @@ TreeOption = Annotated[
     str | None,
     typer.Option("--tree", help="adaptive: what pays, step by step; fixed: as published, the default with a size."),
 ]
+LookupOption = Annotated[
+    int | None, typer.Option("--lookup", help="Tokens an adaptive tree may take from the text itself; 0: none. Default: 40.")
+]
 TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2, ngram, model).")]
 DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain, ngram, model).")]
 WidthOption = Annotated[
