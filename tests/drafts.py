@@ -73,6 +73,8 @@ def assert_committed(target: Target, session: Session, texts: list[list[int]]) -
                 true.catch_up()
                 drafter.catch_up()
             assert drafter.own.first[row] == true.own.first[0]
+            text = drafter.texts[row]
+            assert text.ids[: text.length].tolist() == [*seen, root] and text.committed == len(seen)
             assert_rows(drafter.cache, row, true.cache, len(seen))
             scale = max(true.guess.abs().max().item(), 1.0)
             torch.testing.assert_close(drafter.guess[row], true.guess[0], atol=1e-4 * scale, rtol=0)

@@ -6,6 +6,7 @@ probability that the target's own path leads through it. Tokens per second are h
 
 - another level is drafted when what it is expected to add to that maximum is more than ρ · (its seconds);
 - as many nodes are verified as maximise it; when that is none, the step is plain decoding;
+- what the text itself suggests (`eyas.graft`) is among the nodes for nothing; where that is sure nothing is drafted;
 - when drafting has not paid for a few steps it rests for a few, and then asks a small tree whether things are better now.
 
 Drafts are over-confident, small ones most: confidences are scaled, by depth and by height, by how often such nodes were
@@ -154,11 +155,12 @@ class Growth:
     """One step's tree while it grows, and what it came to; see `eyas.tree.GrowthPolicy`.
 
     Attributes:
-        raw: the draft's own log-probabilities by level, [B, m] each; in the end of the chosen nodes, [B, n − 1], −inf for those
-            that are not the draft's.
+        raw: the draft's own log-probabilities by level, [B, m] each, less what a suggestion leaves to its siblings; in the end of
+            the chosen nodes, [B, n − 1]. −inf for those that are not the draft's alone.
         log_values: calibrated ones summed from the root, by level, [B, m] each.
         base: those of the nodes that were expanded last, [B, k]; at first the root's.
         graft: what the text itself suggests, or None.
+        room: how deep the tree may be; ``depth``: levels that are drafted.
         rate: ρ for this step; ``prices``: ρ · (seconds beyond plain decoding) of 1 … tokens nodes, [tokens].
         spent: seconds of drafting.
         worth: what drafting has added to Σ v − ρ · seconds.
@@ -168,7 +170,7 @@ class Growth:
         self.tree, self.context, self.resting = tree, context, resting
         self.costs, self.experience = tree.costs, tree.experience
         self.probing = self.experience.probing and not resting
-        self.deepest = depth
+        self.room = depth
         self.depth = 1 if self.probing else min(depth, tree.depth, DEPTH)
         self.raw: list[Array] = []
         self.log_values: list[Array] = []
@@ -182,7 +184,7 @@ class Growth:
         self.base = np.zeros((batch, 1), np.float32)
         self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
         self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)
-        count = min(self.tree.lookup, self.deepest)
+        count = min(self.tree.lookup, self.tree.tokens, self.room)
         found = find(count) if find is not None and count and not self.probing else []
         if any(len(each.tokens) for each in found):
             self.graft = Graft(found, self.experience.beliefs)
@@ -190,7 +192,7 @@ class Growth:
             return not self.resting
         children = self.graft.left() * self.experience.shares[1]  # [B, ranks]
         expected = np.concatenate([np.exp(self.graft.log_values), children], 1)
-        return self._best(expected)[0] - self._best(self._values())[0] > self.rate * self.costs.first
+        return self._best(expected)[0] - self._best(np.exp(self._log_values()))[0] > self.rate * self.costs.first
 
     def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
         raw: Array = log_confidences.cpu().numpy()  # [B, k, w]
@@ -199,10 +201,11 @@ class Growth:
         shares[: len(found)] += (1 - MEMORY) * (found[: len(shares)] - shares[: len(found)])
         self.spent += self.costs.first if level == 1 else 0.0
         if self.graft is not None:
-            self.graft.meet(level, tokens.cpu().numpy(), trusted)
+            raw = raw.copy()
+            self.graft.meet(level, tokens.cpu().numpy(), trusted, raw)
         values = (self.base[:, :, None] + trusted).reshape(len(raw), -1)
         if self.graft is not None:
-            self.graft.merge(values, sum(each.shape[1] for each in self.log_values))
+            self.graft.merge(values, self._drafted)
         self.raw.append(raw.reshape(len(raw), -1))
         self.log_values.append(values)
         return upload(trusted, log_confidences.device)
@@ -210,7 +213,7 @@ class Growth:
     def expand(self, level: int, log_values: Tensor, log_confidences: Tensor) -> Tensor | None:
         if level == self.depth:
             return None
-        values, last = self._values(), self.log_values[-1]  # [B, m] each
+        values, last = np.exp(self._log_values()), self.log_values[-1]  # [B, m] each
         order = np.argsort(-last, 1, kind="stable")[:, : self.tree.top_k]  # [B, k]
         above = np.take_along_axis(last, order, 1)  # [B, k]
         left = np.exp(above) if self.graft is None else np.exp(above) * self.graft.left(order)
@@ -220,7 +223,8 @@ class Growth:
         if not size:
             return None
         least = -np.partition(-expected, size - 1, 1)[:, size - 1 : size]  # [B, 1]
-        parents = max(int((children[:, :, 0] >= least).sum(1).max()), 1)  # whose best child would be verified
+        pays = children[:, :, 0] >= least  # [B, k]: whose best child would be verified
+        parents = max(int((pays * np.arange(1, pays.shape[1] + 1)).max()), 1)
         seconds = self.costs.level(len(values) * parents)
         if deeper - self._best(values)[0] <= self.rate * seconds:
             return None
@@ -230,23 +234,22 @@ class Growth:
             self.graft.follow(order[:, :parents])
         return upload(order[:, :parents], log_values.device)
 
-    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+    def besides(self, device: torch.device) -> LevelScores | None:
         graft = self.graft
         if graft is None:
             return None
-        drafted = sum(each.shape[1] for each in self.log_values)
-        parts = (graft.tokens, graft.log_values, graft.log_confidences, graft.parents(drafted), graft.depths)
+        parts = (graft.tokens, graft.log_values, graft.log_confidences, graft.parents(self._drafted), graft.depths)
         return LevelScores(*(upload(part, device) for part in parts))
 
     def choose(self, levels: list[LevelScores]) -> tuple[Tensor, int]:
-        values = self._values()  # [B, m]
-        gain, size = self._best(values)
+        log_values = self._log_values()  # [B, m]
+        gain, size = self._best(np.exp(log_values))
         if self.log_values:
             alone = 0.0 if self.graft is None else self._best(np.exp(self.graft.alone))[0]
             self.worth = gain - alone - self.rate * self.spent
         if self.probing:
             size = max(size, PROBE)
-        chosen = np.sort(np.argsort(-values, 1, kind="stable")[:, :size], 1)  # [B, n - 1]
+        chosen = np.sort(np.argsort(-log_values, 1, kind="stable")[:, :size], 1)  # [B, n - 1]
         depths = [np.full_like(each, level, np.int64) for level, each in enumerate(self.log_values, 1)]
         if self.graft is not None:
             self.raw.append(np.full_like(self.graft.log_confidences, -np.inf))
@@ -257,7 +260,7 @@ class Growth:
 
     def learn(self, tree: DraftTree, paths: list[list[int]], emitted: list[list[int]], seconds: float) -> None:
         experience, batch, taken = self.experience, len(paths), sum(map(len, paths))
-        if tree.size > 1:
+        if tree.size > 1 and self.log_values:
             parents, depths = torch.stack([tree.parents, tree.depths]).cpu().numpy()
             experience.judge(self.raw[0], parents, depths, paths)
         if self.graft is not None:
@@ -274,15 +277,18 @@ class Growth:
             experience.promised /= 2  # so that in the end a probe is believed again
             experience.kept /= 2
 
-    def _values(self) -> Array:
-        """Values [B, m] of all candidates so far, what the text suggests included."""
-        parts = self.log_values if self.graft is None else [*self.log_values, self.graft.log_values]
-        out: Array = np.exp(np.concatenate(parts, 1))
-        return out
+    @property
+    def _drafted(self) -> int:
+        """Candidates of the draft so far."""
+        return sum(each.shape[1] for each in self.log_values)
+
+    def _log_values(self) -> Array:
+        """Log values [B, m] of all candidates so far, what the text suggests included."""
+        return np.concatenate(self.log_values if self.graft is None else [*self.log_values, self.graft.log_values], 1)
 
     def _best(self, values: Array) -> tuple[float, int]:
         """The largest Σ v − ρ · (seconds beyond plain decoding) of verifying the best of ``values`` [B, m], and how many."""
         ranked = -np.sort(-values, 1)[:, : len(self.prices)]
-        worth = ranked.cumsum(1).sum(0) - self.prices[: ranked.shape[1]]  # [n]
+        worth = np.concatenate([[0.0], ranked.cumsum(1).sum(0) - self.prices[: ranked.shape[1]]])  # of 0, 1, … nodes
         size = int(worth.argmax())
-        return (float(worth[size]), size + 1) if worth[size] > 0 else (0.0, 0)
+        return float(worth[size]), size

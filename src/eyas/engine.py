@@ -123,7 +123,9 @@ class Engine:
         """The adaptive tree that may take so many tokens from the text itself; each has an experience of its own."""
         if lookup is None or lookup == self.adaptive.lookup:
             return self.adaptive
-        return self._other_trees.setdefault(lookup, replace(self.adaptive, experience=Experience(), lookup=lookup))
+        if lookup not in self._other_trees:
+            self._other_trees[lookup] = replace(self.adaptive, experience=Experience(), lookup=lookup)
+        return self._other_trees[lookup]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -96,27 +96,31 @@ class Graft:
         self.slots = np.where(self.lengths, 0, -1)
         self._candidates = np.full(batch, -1)
 
-    def meet(self, level: int, tokens: Places, log_confidences: Array) -> None:
+    def meet(self, level: int, tokens: Places, log_confidences: Array, raw: Array) -> None:
         """See what the draft says to the chains' tokens of a level, and correct what it is believed there, in place.
 
         The other children of a node that has a chain's token among them share what that leaves.
 
         Args:
-            tokens: [B, k, w] children of the nodes that were expanded; ``log_confidences``: likewise.
+            tokens: [B, k, w] children of the nodes that were expanded, the draft's best first; ``log_confidences``: likewise.
+            raw: the draft's own, likewise, to be judged by; the chain's token is none of its own any more: −inf.
         """
         self._candidates[:] = -1
         for row in np.flatnonzero((self.slots >= 0) & (self.lengths >= level)):
             slot, column = self.slots[row], level - 1
             theirs = log_confidences[row, slot]  # [w], a view
             equal = np.flatnonzero((tokens[row, slot] == self.tokens[row, column]) & np.isfinite(theirs))
-            said = ABSENT if not len(equal) else BEST if theirs[equal[0]] == theirs.max() else AMONG
+            said = ABSENT if not len(equal) else AMONG if equal[0] else BEST
             self.agreement[row, column] = said
             confidence = self.beliefs.confidence(self.matched[row] + column, np.array(said))
             left = 1 - np.exp(theirs[equal]).sum()
-            theirs += np.log((1 - confidence) / max(left, 1e-3))
+            shift = np.log((1 - confidence) / max(left, 1e-3))
+            theirs += shift
             np.minimum(theirs, np.log1p(-confidence), out=theirs)
             self.log_confidences[row, column] = np.log(confidence)
+            raw[row, slot] = np.minimum(raw[row, slot] + shift, 0.0)
             if len(equal):
+                raw[row, slot, equal[0]] = -np.inf
                 theirs[equal[0]] = np.log(confidence)
                 self._candidates[row] = slot * tokens.shape[2] + equal[0]
 

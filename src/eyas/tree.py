@@ -36,7 +36,7 @@ class DraftTree:
     Attributes:
         tokens: [B, n] int64; column 0 is the root.
         parents: [B, n] int64; a parent's index is below its child's. The root is its own parent.
-        log_values: [B, n] float32, sum of the draft's log-probabilities, as far as the policy trusts them, from the root (0).
+        log_values: [B, n] float32, sum of log-probabilities, as far as the policy trusts what proposed them, from the root (0).
         depths: [B, n] int64, edges from the root.
         max_depth: the deepest level any node can have; known without asking the device.
     """
@@ -111,7 +111,7 @@ class GrowthPolicy(Protocol):
         """Which of a level's candidates are run through the draft, [B, k] int64; None: this level is the last."""
         ...
 
-    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+    def besides(self, device: torch.device) -> LevelScores | None:
         """Nodes that the tree may have besides the drafted ones, as if they were a last level; None: there are none."""
         ...
 
@@ -164,7 +164,7 @@ class Trusting:
     def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
         return log_confidences
 
-    def besides(self, levels: list[LevelScores], device: torch.device) -> LevelScores | None:
+    def besides(self, device: torch.device) -> LevelScores | None:
         return None
 
     def learn(self, tree: DraftTree, paths: list[list[int]], emitted: list[list[int]], seconds: float) -> None:
@@ -335,7 +335,7 @@ def grow(
         A connected `DraftTree` of the chosen nodes and the root.
     """
     levels = _drafted(policy, roots, first, draft) if policy.begin(len(roots), find) else []
-    more = policy.besides(levels, roots.device)
+    more = policy.besides(roots.device)
     levels += [] if more is None else [more]
     return _assemble(roots, levels, *policy.choose(levels)) if levels else root_tree(roots)
 

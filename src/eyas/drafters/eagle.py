@@ -17,6 +17,8 @@ from eyas.target import Target
 from eyas.transfer import padded, upload
 from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
 
+AHEAD = 64  # committed tokens that the head may be behind
+
 
 class EagleDraft:
     """A loaded draft for one target: the head and what it borrows. Stateless, shared by all requests.
@@ -90,12 +92,14 @@ class EagleDrafter:
         self.before = self.cache.lengths  # the cache's lengths without them
 
     def commit(self, tokens: list[list[int]], features: Tensor) -> None:
-        """See `eyas.drafters.Drafter.commit`. The head runs before the next tree: never for steps that draft nothing."""
+        """See `eyas.drafters.Drafter.commit`. The head runs before the next tree, or when much has gathered."""
         for text, row in zip(self.texts, tokens, strict=True):
             text.commit(row)
         if not self.waiting:
             self.before = self.cache.lengths
         self.waiting.append((tokens, features))
+        if sum(features.shape[1] for _, features in self.waiting) > AHEAD:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Run the head over the committed pairs it has not seen. Pair (f[i], t[i+1]) has draft position i."""
