@@ -13,7 +13,20 @@ from eyas.conversations import Conversations
 from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead
 from eyas.loading import load_target
-from eyas.packing import PackedLinear, can_pack, is_packed, linear, pack_model, packed
+from eyas.packing import (
+    GROUP,
+    MANY_ROWS,
+    FourBitLinear,
+    PackedLinear,
+    can_pack,
+    can_stay_four_bits,
+    four_bits,
+    is_four_bit,
+    is_packed,
+    linear,
+    pack_model,
+    packed,
+)  # fmt: skip
 from eyas.target import Target
 from eyas.training.loop import train
 from eyas.training.options import TrainOptions
@@ -90,3 +103,79 @@ def test_other_dtypes_are_left_as_they_are() -> None:
     assert isinstance(layer, nn.Linear) and not any(parameter.requires_grad for parameter in layer.parameters())
     x = torch.randn(3, 5)
     assert torch.equal(layer(x), nn.functional.linear(x, weight, bias))
+
+
+def four_bit_weight(rows: int = 32, columns: int = 64, kind: str = "Q4_1") -> torch.Tensor:
+    """As such a .gguf file gives it: in each group of 32 multiples of a step above a least value."""
+    torch.manual_seed(0)
+    numbers, step = torch.randint(1, 15, (rows, columns // GROUP, GROUP)).float(), torch.rand(rows, columns // GROUP, 1) + 0.5
+    if kind == "Q4_0":
+        numbers[..., 0] = 0
+        return ((numbers - 8) * step * torch.tensor([1.0, -1.0])[torch.randint(0, 2, step.shape)]).flatten(1)
+    numbers[..., 0], numbers[..., 1] = 0, 15
+    return ((numbers - 15 * torch.rand(step.shape)) * step).flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bits_are_found_where_they_are(kind: str) -> None:
+    weight = four_bit_weight(kind=kind)
+    for stored in (weight, weight.bfloat16()):
+        found = four_bits(stored)
+        assert found is not None
+        numbers, step, least = found
+        back = numbers.unflatten(1, (-1, GROUP)) * step[..., None] + least[..., None]
+        torch.testing.assert_close(back.flatten(1), weight, atol=0.1 if stored.dtype == torch.bfloat16 else 1e-5, rtol=0)
+        assert numbers.min() == 0 and numbers.max() == 15
+    assert four_bits(torch.zeros(4, GROUP)) is not None, "a group of one value"
+    assert four_bits(torch.randn(4, GROUP)) is None and four_bits(weight[:, :40]) is None
+
+
+needs_four_bits = pytest.mark.skipif(
+    not can_stay_four_bits(torch.zeros(32, GROUP, dtype=torch.bfloat16)), reason="this torch or CPU multiplies no 4-bit weights"
+)
+
+
+@needs_four_bits
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (2, 3), (1, MANY_ROWS)])
+def test_a_four_bit_layer_multiplies_the_files_weights(shape: tuple[int, ...], biased: bool) -> None:
+    weight, bias = four_bit_weight(), torch.randn(32).bfloat16() if biased else None
+    layer, x = FourBitLinear(weight.bfloat16(), bias), torch.randn(*shape, 64).bfloat16()
+    with torch.inference_mode():
+        exact = nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
+        torch.testing.assert_close(layer(x).float(), exact, atol=0.02 * float(exact.std()), rtol=0.02)
+
+
+@needs_four_bits
+def test_a_four_bit_row_does_not_depend_on_its_company() -> None:
+    """What a node's layers give is the same alone and in any tree."""
+    layer, x = FourBitLinear(four_bit_weight().bfloat16()), torch.randn(61, 64).bfloat16()
+    with torch.inference_mode():
+        whole = layer(x)
+        assert all(
+            torch.equal(layer(x[first : first + n]), whole[first : first + n])
+            for first in range(0, 40, 7)
+            for n in (1, 2, 5, 13)
+        )
+
+
+@needs_four_bits
+def test_a_model_keeps_only_what_is_of_four_bits() -> None:
+    model = copy.deepcopy(families.model("llama")).to(torch.bfloat16)
+    layer = model.model.layers[0].mlp.gate_proj
+    layer.weight = nn.Parameter(four_bit_weight(*layer.weight.shape).bfloat16(), requires_grad=False)
+    twin = copy.deepcopy(model)
+    pack_model(model, four_bit=True)
+    pack_model(twin)
+    assert is_four_bit(model) and is_packed(model) and not is_four_bit(twin)
+    kinds = [type(part) for part in model.modules() if isinstance(part, (FourBitLinear, PackedLinear))]
+    assert kinds.count(FourBitLinear) == 1
+    with pytest.raises(EyasError, match="cannot be saved"):
+        model.state_dict()
+
+
+def test_four_bits_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    families.model("llama").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(EyasError, match="cannot stay in 4 bits"):
+        load_target(tmp_path, dtype="4bit", device="cpu")

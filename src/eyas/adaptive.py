@@ -155,8 +155,8 @@ class Growth:
     """One step's tree while it grows, and what it came to; see `eyas.tree.GrowthPolicy`.
 
     Attributes:
-        raw: the draft's own log-probabilities by level, [B, m] each, less what a suggestion leaves to its siblings; in the end of
-            the chosen nodes, [B, n − 1]. −inf for those that are not the draft's alone.
+        raw: the draft's own log-probabilities by level, [B, m] each, less what a suggestion leaves to its siblings; in the end
+            of the chosen nodes, [B, n − 1]. −inf for those that are not the draft's alone.
         log_values: calibrated ones summed from the root, by level, [B, m] each.
         base: those of the nodes that were expanded last, [B, k]; at first the root's.
         graft: what the text itself suggests, or None.

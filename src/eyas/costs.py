@@ -59,7 +59,7 @@ def survey(draft: EagleDraft) -> Survey:
     costs = {first: step_costs(draft, fresh=True)}
     costs |= {context: measure_costs(draft, (), SIZES, context) for context in longer}
     machine = accelerator(target.device) or processor()
-    return Survey(target.name, str(target.dtype).removeprefix("torch."), machine, torch.get_num_threads(), costs)
+    return Survey(target.name, target.precision, machine, torch.get_num_threads(), costs)
 
 
 def contexts(limit: int) -> list[int]:

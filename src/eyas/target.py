@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eyas.cache import RowCache
 from eyas.errors import EyasError, first_line
 from eyas.masks import additive, tree_visibility, within_window
+from eyas.packing import is_four_bit
 from eyas.transfer import upload
 from eyas.tree import DraftTree
 
@@ -78,6 +79,11 @@ class Target:
         """The model's own dtype, kept for masks, features and the draft."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def precision(self) -> str:
+        """For people: the dtype's name, or that weights are of 4 bits besides."""
+        return str(self.dtype).removeprefix("torch.") + (", weights of 4 bits" if is_four_bit(self.model) else "")
 
     def new_cache(self, batch: int, capacity: int = 0) -> RowCache:
         """An empty cache for ``batch`` rows of at least ``capacity`` tokens."""

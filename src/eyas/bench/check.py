@@ -58,7 +58,7 @@ def greedy(engine: Engine, prompts: Sequence[list[int]], method: str, max_new_to
             short += 1
         else:
             parted.append(log_margin(engine, [*ids, *plain[:place]], plain[place], ours[place]))
-    name = f"greedy, {str(engine.target.dtype).removeprefix('torch.')}, {method}"
+    name = f"greedy, {engine.target.precision}, {method}"
     detail = f"{len(prompts) - len(parted) - short} of {len(prompts)} prompts equal plain decoding"
     if parted:
         detail += f"; the others part at margins up to {max(abs(margin) for margin, _ in parted):.3g}"

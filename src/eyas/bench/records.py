@@ -86,7 +86,7 @@ class Run:
     observed: dict[str, Any] = field(default_factory=dict)
 
 
-def environment(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def environment(precision: str, device: torch.device) -> dict[str, Any]:
     """What a figure depends on besides the code."""
     versions = {}
     for name in ("eyas", "torch", "transformers", "tokenizers", "llama-cpp-python"):
@@ -96,7 +96,7 @@ def environment(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
             continue
     return {
         "python": platform.python_version(), "versions": versions, "device": str(device), "processor": processor(),
-        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch."),
+        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "dtype": precision,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "accelerator": accelerator(device),
     }  # fmt: skip

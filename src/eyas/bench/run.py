@@ -129,13 +129,13 @@ def run_bench(engine: Engine, draft_name: str, questions: Sequence[Question], op
     settings: dict[str, Any] = {
         "target": engine.target.name, "draft": draft_name, "methods": names, "questions": len(questions),
         "assistant": engine.assistant.name if engine.assistant else None, "digest": digest(questions),
-        "dtype": str(engine.target.dtype).removeprefix("torch."), "device": str(engine.target.device),
+        "dtype": engine.target.precision, "device": str(engine.target.device),
         **asdict(options.protocol),
         "tasks": list(dict.fromkeys(question.task for question in questions)),
         "temperatures": list(options.protocol.temperatures),  # as JSON gives them back
     }  # fmt: skip
     check_folder(options.out)
-    where = environment(engine.target.dtype, engine.target.device)
+    where = environment(engine.target.precision, engine.target.device)
     started, skipped, seen = options.out / RUN, [], {}
     if started.exists():
         before = read_run(started)

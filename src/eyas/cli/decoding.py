@@ -106,7 +106,7 @@ def generate(
     if as_json:
         print(json.dumps({
             "text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason,
-            "stats": {**result.stats.as_dict(), "method": method, "dtype": str(engine.target.dtype).removeprefix("torch.")},
+            "stats": {**result.stats.as_dict(), "method": method, "dtype": engine.target.precision},
         }, ensure_ascii=False))  # fmt: skip
     note(summary(result))
     if compare and not interrupted:

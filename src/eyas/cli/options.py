@@ -49,7 +49,7 @@ RankByOption = Annotated[str | None, typer.Option("--rank-by", help="value, or t
 RerankOption = Annotated[
     bool | None, typer.Option("--rerank/--no-rerank", help="The paper's other ablation: no reranking (eagle2).")
 ]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16, or for a .gguf 4bit.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, …")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the target's checkpoint.")]
 ColorOption = Annotated[bool, typer.Option("--color/--no-color", help="Tint accepted draft tokens, in a terminal.")]

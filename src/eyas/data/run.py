@@ -131,7 +131,11 @@ def open_writer(options: DataOptions, invents: bool, console: Console) -> Writer
     if options.endpoint is None:
         with console.status(f"loading {options.target or 'the embedded target'} …"):
             target = load_target(
-                options.target, dtype=options.dtype, device=options.device, trust_remote_code=options.trust_remote_code
+                options.target,
+                dtype=options.dtype,
+                device=options.device,
+                trust_remote_code=options.trust_remote_code,
+                four_bit=False,
             )
         engine = Engine(target, None, "autoregressive")
         return Writer(target.name, target.tokenizer, lambda desk, report: converse(engine, desk, options.rows, report))
