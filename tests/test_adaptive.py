@@ -201,6 +201,24 @@ def test_the_rate_is_that_of_the_last_steps_whatever_the_batch() -> None:
     assert 1.0 < policy.experience.rate(1.0) < 1.5 * alone
 
 
+def test_a_batch_goes_by_what_its_steps_really_take() -> None:
+    """Trees of eight rows take three times what is foretold, plain decoding what is foretold: it is taken to, but for a try."""
+    policy = adaptive()
+    for dearness, expected in ((1.0, (0.9, 1.0)), (3.0, (0.0, 0.15))):
+        drafted = []
+        for _ in range(300):
+            growing, tree = grown(policy, 0.6, 0.2, 0.1, batch=8)
+            if growing is None:
+                continue
+            seconds = (policy.costs.target(8 * tree.size, 8) + growing.spent) * (dearness if tree.size > 1 else 1.0)
+            path = list(range(2)) if tree.size > 1 else [0]
+            growing.learn(tree, [path] * 8, [[0] * len(path)] * 8, seconds)
+            drafted.append(tree.size > 1)
+        assert expected[0] <= sum(drafted[100:]) / len(drafted[100:]) <= expected[1]
+        policy = adaptive()
+    assert not policy.experience.paces, "one row is what was measured"
+
+
 def test_a_step_that_hung_is_not_believed() -> None:
     experience = Experience()
     for _ in range(100):

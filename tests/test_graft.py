@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.adaptive import PROBE, REST, AdaptiveTree, Experience, Growth
+from eyas.adaptive import PROBE, REST, AdaptiveTree, Experience, Growth, Pace
 from eyas.graft import ABSENT, AMONG, BEST, HABIT, UNASKED, USUAL, Beliefs, Graft
 from eyas.lookup import Continuation
 from eyas.tree import DraftTree, grow
@@ -31,6 +31,7 @@ def grafted(
 ) -> tuple[Growth, DraftTree, TableDraft]:
     """A step's tree of a draft that gives every node the children 0, 1, … of these confidences, best first."""
     growing, batch = policy.limited(depth), len(suggestions)
+    policy.experience.paces[batch] = Pace(plain=1.0, steps=1)  # not the step that looks what plain decoding takes
     assert growing is not None
     draft = TableDraft([lambda path: [math.log(share) for share in confidences]] * batch)
 

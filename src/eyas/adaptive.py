@@ -42,11 +42,45 @@ USUAL = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.012, 0.01, 0.008)  # the be
 PATIENCE = 4  # steps in a row that may be worse than plain decoding
 REST = 12  # steps of plain decoding after that
 PROBE = 3  # nodes verified after a rest, whatever they promise
+PEEK = 32  # steps of a batch from one plain one to the next, which show what plain decoding of so many rows really takes
 LONGEST = 4.0  # times its expected seconds, that a step is believed to have taken: a suspended process is no slow machine
 
 
 def _by_depth_and_height() -> Array:
     return np.zeros((DEPTH + 1, len(EDGES) + 1), np.float32)
+
+
+@dataclass
+class Pace:
+    """What a batch's steps took over what their costs foretold: costs are measured on one row, and many rows attend otherwise.
+
+    Attributes:
+        plain: of plain decoding; ``tree``: of trees; None: not seen.
+        steps: how many were seen.
+    """
+
+    plain: float | None = None
+    tree: float | None = None
+    steps: int = 0
+
+    def learn(self, ratio: float, is_plain: bool) -> None:
+        """Take in a step; while there are no trees they are slowly forgotten, and so tried again."""
+        self.steps += 1
+        if is_plain:
+            self.plain = ratio if self.plain is None else 0.7 * self.plain + 0.3 * ratio
+            self.tree = None if self.tree is None else 0.99 * self.tree + 0.01 * self.plain
+        else:
+            self.tree = ratio if self.tree is None else 0.7 * self.tree + 0.3 * ratio
+
+    @property
+    def peeks(self) -> bool:
+        """Whether the next step should be plain decoding."""
+        return self.plain is None or self.steps % PEEK == 0
+
+    @property
+    def scale(self) -> float:
+        """How much dearer trees are, next to plain decoding, than foretold."""
+        return 1.0 if self.plain is None or self.tree is None else max(self.tree / self.plain, 1.0)
 
 
 @dataclass
@@ -60,6 +94,7 @@ class Experience:
         shares: mean calibrated confidence of the best node's children, by depth and rank, [DEPTH + 1, ranks].
         seconds: what the last steps took; ``expected``: what their costs had foretold; ``plain``: what plain decoding of the
             same tokens would have.
+        paces: by number of rows, for more than one.
         poor: steps in a row that were worse than plain decoding.
         rest: steps of plain decoding still to come.
         probing: whether the next tree is the first after a rest.
@@ -72,6 +107,7 @@ class Experience:
     seconds: float = 0.0
     expected: float = 0.0
     plain: float = 0.0
+    paces: dict[int, Pace] = field(default_factory=dict)
     poor: int = 0
     rest: int = 0
     probing: bool = False
@@ -182,8 +218,15 @@ class Growth:
 
     def begin(self, batch: int, find: Callable[[int], list[Continuation]] | None) -> bool:
         self.base = np.zeros((batch, 1), np.float32)
-        self.rate = self.experience.rate(batch / self.costs.target(batch, batch, self.context))
-        self.prices = self.rate * self.costs.beyond(batch, self.tree.tokens, self.context)
+        plain = self.costs.target(batch, batch, self.context)
+        self.rate, beyond = self.experience.rate(batch / plain), self.costs.beyond(batch, self.tree.tokens, self.context)
+        if batch > 1:
+            pace = self.experience.paces.setdefault(batch, Pace())
+            if pace.peeks:
+                self.resting = True
+                return False
+            self.rate, beyond = max(self.rate, batch / plain), beyond + (pace.scale - 1) * (plain + beyond)
+        self.prices = self.rate * beyond
         count = min(self.tree.lookup, self.tree.tokens, self.room)
         found = find(count) if find is not None and count and not self.probing else []
         if any(len(each.tokens) for each in found):
@@ -266,6 +309,8 @@ class Growth:
         if self.graft is not None:
             experience.beliefs.judge(self.graft, emitted, MEMORY)
         step = self.costs.target(batch * tree.size, batch, self.context) + self.spent
+        if batch > 1:
+            experience.paces.setdefault(batch, Pace()).learn(min(seconds / step, LONGEST), tree.size == 1)
         experience.account(seconds, step, taken * self.costs.target(batch, batch, self.context) / batch)
         if not self.log_values:  # nothing was drafted
             return

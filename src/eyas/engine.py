@@ -349,8 +349,8 @@ def load(
     Args:
         target: hub id, folder, .gguf file, or a loaded transformers model; None: the embedded SmolLM2-135M-Instruct.
         draft: hub id or folder of an EAGLE-1/2 checkpoint; None: the one Eyas ships, for the embedded target only.
-        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, for a .gguf ``"4bit"``, or a torch dtype; a loaded model
-            keeps its own.
+        dtype: ``"auto"``, ``"float32"``, ``"bfloat16"``, ``"float16"``, for a .gguf ``"4bit"``, or a torch dtype; a loaded
+            model keeps its own.
         device: ``"auto"`` or a torch device; a loaded model keeps its own.
         method: the engine's default method; only EAGLE's need a draft.
         assistant: hub id, folder or .gguf file of a smaller model with the same tokens, for method ``model``.

@@ -12,6 +12,7 @@ from eyas.bench.summary import acceptance_by_depth, table, time_shares
 from eyas.errors import EyasError
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe and Ito
+SHOWN_DEPTH = 12  # what the text suggests may go deeper, in a few steps
 PAPER_CALIBRATION = ((0.025, 0.04), (0.975, 0.98))  # EAGLE-2, Figure 6: acceptance at confidence below 0.05 and above 0.95
 
 
@@ -94,16 +95,16 @@ def depth_lines(axes: Any, records: list[Record]) -> None:
     """Conditional acceptance by depth, a line for each method."""
     for number, method in enumerate(dict.fromkeys(record.method for record in records if record.depths and max(record.depths))):
         counts = acceptance_by_depth(record for record in records if record.method == method)
-        rates = [(depth, took / offered) for depth, (took, offered) in enumerate(counts, start=1) if offered]
+        rates = [(depth, took / offered) for depth, (took, offered) in enumerate(counts, start=1) if offered][:SHOWN_DEPTH]
         axes.plot(
             *zip(*rates, strict=True), color=COLOURS[number % len(COLOURS)], marker="osD^vPX*"[number % 8],
-            label=f"{method} (n={counts[0][1]})",
+            label=f"{method} (n={counts[0][1]})", linestyle="--" if number >= len(COLOURS) else "-",
         )  # fmt: skip
     axes.set_ylim(0, 1)
-    axes.set_xlabel("depth in the draft tree")
+    axes.set_xlabel(f"depth in the draft tree (the first {SHOWN_DEPTH})")
     axes.set_ylabel("accepted, given the level above was")
     axes.set_title("Acceptance by depth (n: steps)", fontsize=10)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="lower left", ncol=2)
 
 
 def time_bars(axes: Any, records: list[Record]) -> None:
