@@ -231,11 +231,12 @@ class Growth:
         found = find(count) if find is not None and count and not self.probing else []
         if any(len(each.tokens) for each in found):
             self.graft = Graft(found, self.experience.beliefs)
-        if self.resting or self.graft is None:
+        if self.resting or (self.graft is None and (batch == 1 or self.probing)):
             return not self.resting
-        children = self.graft.left() * self.experience.shares[1]  # [B, ranks]
-        expected = np.concatenate([np.exp(self.graft.log_values), children], 1)
-        return self._best(expected)[0] - self._best(np.exp(self._log_values()))[0] > self.rate * self.costs.first
+        left = np.ones((batch, 1), np.float32) if self.graft is None else self.graft.left()
+        suggested = np.zeros((batch, 0), np.float32) if self.graft is None else np.exp(self.graft.log_values)
+        expected = np.concatenate([suggested, left * self.experience.shares[1]], 1)
+        return self._best(expected)[0] - self._best(suggested)[0] > self.rate * self.costs.first
 
     def trust(self, level: int, tokens: Tensor, log_confidences: Tensor) -> Tensor:
         raw: Array = log_confidences.cpu().numpy()  # [B, k, w]
