@@ -10,6 +10,7 @@ weights, and that is a quarter. They are the file's values but for the rounding 
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -199,6 +200,8 @@ def _replace(module: nn.Module, keep: nn.Module | None, four_bit: bool = False) 
         layer = module.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         parent, _, own = name.rpartition(".")
-        small = four_bit and layer is not keep and can_stay_four_bits(layer.weight) and four_bits(layer.weight) is not None
-        new = FourBitLinear(layer.weight, layer.bias) if small else PackedLinear(layer.weight, layer.bias, layer is keep)
-        setattr(module.get_submodule(parent), own, new)
+        new: nn.Module | None = None
+        if four_bit and layer is not keep and can_stay_four_bits(layer.weight):
+            with suppress(ValueError):  # other weights, as a .gguf's LM head has them
+                new = FourBitLinear(layer.weight, layer.bias)
+        setattr(module.get_submodule(parent), own, new or PackedLinear(layer.weight, layer.bias, layer is keep))
