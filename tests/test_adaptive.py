@@ -20,8 +20,9 @@ from eyas.budget import CONTEXT, FAR, NARROW, ONE_LEVEL, WIDE, StepCosts, measur
 from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.options import check_options
+from eyas.policies import DynamicTree
 from eyas.target import Target
-from eyas.tree import DraftTree, DynamicTree, grow, root_tree
+from eyas.tree import DraftTree, grow, root_tree
 from tests.drafts import engine, random_draft, trained_draft
 from tests.helpers import TableDraft, properties
 

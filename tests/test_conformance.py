@@ -14,10 +14,11 @@ import torch
 
 from eyas.decode import Request, decode, open_session
 from eyas.loading import load_draft
+from eyas.policies import DynamicTree
 from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
 from eyas.target import Target
 from eyas.text import TextStream
-from eyas.tree import DraftTree, DynamicTree
+from eyas.tree import DraftTree
 from tests.drafts import Recorder
 from tests.shared import SHARED, read_json, shared
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from eyas.engine import Engine, Piece, Result, Stream, load
     from eyas.errors import EyasError
     from eyas.options import METHODS, check_options
+    from eyas.policies import EAGLE1_TREE, DynamicTree, StaticTree, chain
     from eyas.sampling import SamplingOptions
     from eyas.statistics import Statistics
-    from eyas.tree import EAGLE1_TREE, DynamicTree, StaticTree, chain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,7 +27,7 @@ _ROOMS = {
     "options": ("METHODS", "check_options"),
     "sampling": ("SamplingOptions",),
     "statistics": ("Statistics",),
-    "tree": ("EAGLE1_TREE", "DynamicTree", "StaticTree", "chain"),
+    "policies": ("EAGLE1_TREE", "DynamicTree", "StaticTree", "chain"),
 }
 
 

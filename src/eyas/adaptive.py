@@ -164,7 +164,7 @@ class AdaptiveTree:
     Attributes:
         costs: what a step's parts cost here.
         experience: what it goes by besides, and learns.
-        tokens, depth, top_k: never more than these; as `eyas.tree.DynamicTree` has them. Depth is the draft's, DEPTH at most.
+        tokens, depth, top_k: never more than these, see `eyas.policies.DynamicTree`. Depth is the draft's, DEPTH at most.
         lookup: tokens that the text itself may suggest; 0: none, the draft alone proposes.
     """
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from eyas.cache import RowCache
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
+from eyas.policies import DynamicTree
 from eyas.target import Target
-from eyas.tree import DraftTree, DynamicTree
+from eyas.tree import DraftTree
 
 SIZES = (1, 2, 4, 6, 9, 13, 17, 25, 33, 49, 61)
 ONE_LEVEL, NARROW, WIDE = DynamicTree(60, 1, 10), DynamicTree(60, 4, 4), DynamicTree(60, 6, 10)

@@ -37,14 +37,28 @@ def replacing(file: Path, what: str) -> Iterator[Path]:
         raise write_error(f"{what} {file}", error) from error
 
 
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def need_matplotlib() -> None:
+    """Refuse to draw without matplotlib.
+
+    Raises:
+        EyasError: it is not installed.
+    """
+    if not can_draw():
+        raise EyasError("pictures need matplotlib; run: pip install 'eyas[bench]'")
+
+
 def check_picture(file: Path) -> None:
     """Refuse, before any work, a picture that could not be drawn or written.
 
     Raises:
         EyasError: it is not to be a PNG, cannot be written, or matplotlib is missing.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EyasError("pictures need matplotlib; run: pip install 'eyas[bench]'")
+    need_matplotlib()
     if file.suffix.lower() != ".png":
         raise EyasError(f"picture {file}: pictures are PNG files; name it {file.stem or 'costs'}.png")
     try:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from eyas.errors import EyasError
+from eyas.policies import EAGLE1_TREE, LARGEST, DynamicTree, chain
 from eyas.sampling import SamplingOptions, Uniforms
-from eyas.tree import EAGLE1_TREE, LARGEST, DynamicTree, TreePolicy, chain
+from eyas.tree import TreePolicy
 
 METHODS = ("eagle2", "eagle1", "chain", "ngram", "model", "autoregressive")
 EAGLE_METHODS = ("eagle2", "eagle1", "chain")

@@ -23,7 +23,7 @@ from eyas.errors import EyasError
 from eyas.files import replacing
 from eyas.machine import accelerator, processor
 from eyas.packing import is_packed
-from eyas.tree import DynamicTree
+from eyas.policies import DynamicTree
 
 FOLDER_VARIABLE = "EYAS_CACHE"  # names another folder
 FILE = "costs.json"

@@ -23,7 +23,7 @@ from eyas.bench.shapes import project, shape_config
 from eyas.bench.tasks import Question
 from eyas.engine import Engine
 from eyas.errors import EyasError
-from eyas.tree import DynamicTree
+from eyas.policies import DynamicTree
 
 QUESTIONS = [
     Question("letters", "1", ("a b", "c")), Question("words", "1", ("d e f",)), Question("letters", "2", ("g",)),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.drafters.ngram import OLDER, TRUST, History, NgramDrafter, possible
-from eyas.tree import DraftTree, DynamicTree
+from eyas.policies import DynamicTree
+from eyas.tree import DraftTree
 
 TEXTS = st.lists(st.integers(0, 4), max_size=40)
 

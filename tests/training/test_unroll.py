@@ -8,11 +8,12 @@ import torch
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.drafters.vocabulary import OwnTokens
 from eyas.heads.eagle import EagleHead, HeadConfig, head_like
+from eyas.policies import chain
 from eyas.target import Target
 from eyas.training.data import Sample, collate
 from eyas.training.features import observe
 from eyas.training.unroll import shift, unroll
-from eyas.tree import Candidates, chain
+from eyas.tree import Candidates
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from eyas.bench.methods import BASELINE
 from eyas.bench.records import Record, Run
 from eyas.bench.summary import acceptance_by_depth, table, time_shares
-from eyas.errors import EyasError
+from eyas.files import need_matplotlib
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe and Ito
 SHOWN_DEPTH = 12  # what the text suggests may go deeper, in a few steps
@@ -22,11 +22,7 @@ def pictures(run: Run) -> dict[str, bytes]:
     Raises:
         EyasError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise EyasError("pictures need matplotlib; run: pip install 'eyas[bench]'") from None
-    matplotlib.use("Agg")
+    need_matplotlib()
     found: dict[str, bytes] = {}
     for temperature in dict.fromkeys(record.temperature for record in run.records):
         suffix = f"-t{temperature:g}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from eyas.bench.report import write_report
 from eyas.bench.tasks import TASKS, Question, choose_questions, nearest, own_questions, read_folder, read_hub
 from eyas.engine import Engine
 from eyas.errors import EyasError
+from eyas.files import need_matplotlib
 from eyas.progress import progress_bar
 from eyas.sampling import SamplingOptions
 
@@ -108,8 +108,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         EyasError: it cannot, or matplotlib is missing.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EyasError("the report's pictures need matplotlib; run: pip install 'eyas[bench]'")
+    need_matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

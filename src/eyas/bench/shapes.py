@@ -19,8 +19,8 @@ from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
 from eyas.heads.eagle import EagleHead, head_like
 from eyas.packing import pack_model
+from eyas.policies import DynamicTree
 from eyas.target import Target
-from eyas.tree import DynamicTree
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabulary: int, **more: Any) -> dict[str, Any]:

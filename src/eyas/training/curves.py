@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from eyas.files import replacing, write_error
+from eyas.files import can_draw, replacing, write_error
 
 CURVES_FILE, PICTURE_FILE = "curves.jsonl", "curves.png"
 
@@ -44,11 +43,6 @@ class Curves:
         """Draw loss and τ, if matplotlib is installed."""
         if self.accelerator.is_main_process and can_draw():
             draw(read_curves(self.out), self.out / PICTURE_FILE)
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def read_curves(out: Path) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from eyas.drafters.eagle import EagleDraft
 from eyas.engine import Engine
 from eyas.heads.eagle import EagleHead
+from eyas.policies import DynamicTree
 from eyas.statistics import Statistics
 from eyas.target import Target
-from eyas.tree import DynamicTree
 
 
 @dataclass(frozen=True)

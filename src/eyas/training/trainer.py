@@ -17,9 +17,10 @@ from torch import Tensor
 
 from eyas.checkpoint import read_checkpoint, save_head
 from eyas.errors import EyasError
+from eyas.files import can_draw
 from eyas.heads.eagle import EagleHead, HeadConfig
 from eyas.target import Target
-from eyas.training.curves import Curves, can_draw
+from eyas.training.curves import Curves
 from eyas.training.data import Batch, collate, groups, supervised_pairs
 from eyas.training.dataset import Dataset
 from eyas.training.decoding import Decoded, decode_prompts
