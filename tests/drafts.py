@@ -16,6 +16,7 @@ from eyas.decode import Request, Session, decode
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.engine import Engine
 from eyas.heads.eagle import EagleHead, HeadConfig
+from eyas.noise import SharedNoise
 from eyas.target import Target
 from eyas.tree import Candidates, DraftTree, GrowthPolicy, TreePolicy, grow
 from tests import families
@@ -114,7 +115,7 @@ class OracleDrafter:
             return [right, *wrong][:width] if self.perfect or place % 7 else wrong
         return [wrong[0], right, *wrong[1:]][:width]
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
         level = 0
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
@@ -149,8 +150,8 @@ class GuidedDrafter(EagleDrafter):
         super().commit(tokens, features)
         self.oracle.commit(tokens, features)
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
-        super().propose(roots, policy)
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
+        super().propose(roots, policy, noise)
         return self.oracle.propose(roots, policy)
 
     def select(self, rows: list[int]) -> None:
@@ -240,7 +241,7 @@ class Recorder(EagleDrafter):
 
     trees: list[DraftTree]
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
-        tree = super().propose(roots, policy)
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
+        tree = super().propose(roots, policy, noise)
         self.trees = [*getattr(self, "trees", []), tree]
         return tree

@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from eyas.sampling import Uniforms
+from eyas.noise import Noise
 from eyas.tree import Candidates, DraftTree
 
 properties = settings(deadline=None, derandomize=True, max_examples=60)
@@ -97,11 +97,18 @@ def path_of(tree: DraftTree, node: int, row: int = 0) -> Path:
     return path
 
 
-class FixedUniforms(Uniforms):
-    """Random numbers that are given."""
+class FixedNoise(Noise):
+    """One uniform for each position, which `invert` takes in the place of a race's exponentials."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.given = values
 
-    def __getitem__(self, index: int) -> float:
-        return self.given[index]
+    def __call__(self, position: int, size: int) -> Tensor:
+        return torch.full((size,), self.given[position])
+
+
+def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """A draw like `eyas.noise.race`, whose decisions can be enumerated: the cumulative sum inverted at a uniform, [..., V]."""
+    sums = probabilities.cumsum(-1)
+    point = torch.minimum(uniforms[..., :1] * sums[..., -1:], torch.nextafter(sums[..., -1:], torch.zeros_like(sums[..., -1:])))
+    return (sums > point).int().argmax(-1)

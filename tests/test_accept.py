@@ -1,8 +1,9 @@
 """Acceptance against plain loops, and its losslessness by exact enumeration of every decision.
 
-The walk draws the token after a node at depth d with the uniform of that depth. Cutting [0, 1) at every cumulative sum of every
-node of that depth leaves cells inside which no decision changes; all combinations of cells, one for each depth, weighted by
-their size, are the exact distribution of what a step emits.
+A walk is lossless whatever draws its tokens. So that decisions can be enumerated, draws here invert a cumulative sum at one
+uniform a depth (`tests.helpers.invert`), in the place of a race (`eyas.noise.race`; see test_noise). Cutting [0, 1) at every
+cumulative sum of every node of a depth leaves cells inside which no decision changes; all combinations of cells, one for each
+depth, weighted by their size, are the exact distribution of what a step emits.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from eyas.accept import draw, walk
+from eyas.accept import walk
 from eyas.sampling import Rule, SamplingOptions, chooser, processors
 from eyas.tree import DraftTree, root_tree
-from tests.helpers import FixedUniforms, Path, few, make_tree, path_of, properties
+from tests.helpers import FixedNoise, Path, few, invert, make_tree, path_of, properties
 
 PARTS = 64  # probabilities are multiples of 1/64: sums and products of them are exact
 
@@ -116,92 +117,6 @@ def test_a_max_depth_beyond_the_deepest_node_changes_nothing() -> None:
     assert accepted.length.tolist() == [2] and accepted.next_token.tolist() == [3]
 
 
-# --- drawing
-
-
-@properties
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), st.data())
-def test_draw_inverts_the_cumulative_sum(masses: list[int], data: st.DataObject) -> None:
-    """Otherwise tokens come with other probabilities than their own. Masses need not sum to one."""
-    total = sum(masses)
-    numerator = data.draw(st.integers(0, total * 8 - 1))
-    point, running = numerator / 8, 0
-    expected = next(token for token, _ in enumerate(masses) if (running := running + masses[token]) > point)
-    for dtype in (torch.float32, torch.float64):
-        exact = 2 ** math.ceil(math.log2(total))  # scale to a power of two, so that u · total is exact
-        padded = torch.tensor([*masses, exact - total], dtype=dtype)
-        assert draw(padded, torch.tensor(numerator / 8 / exact, dtype=dtype)) == expected
-    assert masses[int(draw(torch.tensor(masses, dtype=torch.float64), torch.tensor(point / total).double()))]
-
-
-ENDS = (0.0, float(torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))))
-
-
-@properties
-@given(
-    st.lists(st.sampled_from([0.0, 0.0, 1e-45, 1e-30, 1e-8, 6e-8, 0.1, 1 / 3, 0.7, 1.0, 3e37]), min_size=1, max_size=20).filter(
-        any
-    ),
-    st.lists(st.floats(0, ENDS[1], width=32), max_size=8),
-)
-def test_draw_takes_only_tokens_with_mass_and_is_monotone(masses: list[float], points: list[float]) -> None:
-    """At u = 0, just below 1, and where float32 swallows small masses, a forbidden token must never come out."""
-    probabilities = torch.tensor(masses)
-    uniforms = torch.tensor(sorted([*ENDS, *points]))
-    tokens = draw(probabilities.expand(len(uniforms), -1), uniforms).tolist()
-    assert all(probabilities[token] > 0 for token in tokens)
-    assert tokens == sorted(tokens), "a larger uniform gives the same or a later token"
-    assert tokens[0] == next(token for token, mass in enumerate(masses) if mass > 0)
-
-
-def test_draw_near_one_with_a_trailing_zero() -> None:
-    """u · total rounds up to the total; the token after the last one with mass must not be drawn."""
-    just_below = torch.tensor(ENDS[1])
-    for mass in (1.0, 0.1, 1e-38, 0.3333333, 7.0, 12345.678):
-        assert draw(torch.tensor([0.0, mass, 0.0, mass, 0.0, 0.0]), just_below) == 3
-    assert draw(torch.tensor([0.0, 1e-45, 0.0]), just_below) == 1  # the smallest number there is
-    softmax = torch.randn(50, 997, generator=torch.Generator().manual_seed(0)).mul(9).softmax(-1)
-    softmax[:, 900:] = 0
-    assert (draw(softmax, just_below.expand(50)) < 900).all()
-
-
-def test_draw_takes_any_leading_shape() -> None:
-    """One distribution, a row of them, or a batch of rows."""
-    masses = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0))
-    uniforms = torch.rand(2, 3, generator=torch.Generator().manual_seed(1))
-    together = draw(masses, uniforms)
-    assert together.shape == (2, 3) and together.dtype == torch.int64
-    for place in itertools.product(range(2), range(3)):
-        assert draw(masses[place], uniforms[place]) == together[place]
-
-
-def block_sum(values: Tensor, dim: int) -> Tensor:
-    """A cumulative sum in the order of a parallel scan (Kogge and Stone), as accelerators compute it; dim is −1."""
-    step = 1
-    while step < values.shape[dim]:
-        values = torch.cat([values[..., :step], values[..., step:] + values[..., :-step]], dim=dim)
-        step *= 2
-    return values
-
-
-def test_draw_bears_another_summation_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parallel scans round differently at every place, so the running sum moves, even falls, where there is no mass:
-    a token that top-k has forbidden would be drawn there."""
-    generator = torch.Generator().manual_seed(0)
-    masses = torch.rand(64, 256, generator=generator) * (torch.rand(64, 256, generator=generator) < 0.3)
-    sums = block_sum(masses, -1)
-    moved = (sums[:, 1:] != sums[:, :-1]) & (masses[:, 1:] == 0)
-    assert moved.any(), "this order of summation shows the danger"
-    monkeypatch.setattr(Tensor, "cumsum", block_sum)
-    for row, place in moved.nonzero().tolist()[:200]:
-        low, high = sorted([float(sums[row, place]), float(sums[row, place + 1])])
-        for target in (low, (low + high) / 2, high):
-            uniform = torch.tensor(target) / sums[row, -1]
-            near = torch.stack([uniform, *(torch.nextafter(uniform, torch.tensor(end)) for end in (0.0, 1.0))])
-            tokens = draw(masses[row].expand(3, -1), near.clamp(max=ENDS[1]))
-            assert (masses[row, tokens] > 0).all()
-
-
 # --- losslessness
 
 
@@ -280,7 +195,7 @@ def exact_law(tree: DraftTree, conditional: Callable[[Path], list[float]], place
 
     def choose(uniforms: list[tuple[float, ...]]) -> Callable[[Tensor, Tensor], Tensor]:
         numbers = torch.tensor(uniforms, dtype=torch.float64)
-        return lambda nodes, path: draw(probabilities[nodes], numbers[:, path.shape[1] - 1])
+        return lambda nodes, path: invert(probabilities[nodes], numbers[:, path.shape[1] - 1, None])
 
     return law(tree, cuts, choose, place)
 
@@ -383,9 +298,10 @@ def by_hand(options: SamplingOptions) -> LogitsProcessorList:
 
 @pytest.mark.parametrize("name", ["binary", "twins"])
 @pytest.mark.parametrize("warpers", WARPERS)
-def test_sampling_through_the_rules_is_lossless(name: str, warpers: str) -> None:
+def test_sampling_through_the_rules_is_lossless(name: str, warpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verified with raw logits, with another node's prefix, or with a bonus token that ignores the warpers, the
     enumerated distribution would differ from the warped target's. In float32, as it runs."""
+    monkeypatch.setattr("eyas.sampling.race", invert)
     options = SamplingOptions(**{"temperature": 1.0, **WARPERS[warpers]})
     tree = make_tree([TREES[name][0]], [TREES[name][1]])
     generator = torch.Generator().manual_seed(7)
@@ -405,7 +321,7 @@ def test_sampling_through_the_rules_is_lossless(name: str, warpers: str) -> None
 
     def choose(uniforms: list[tuple[float, ...]]) -> Callable[[Tensor, Tensor], Tensor]:
         own = processors(options, len(HISTORY), (), torch.device("cpu"))
-        rules = [Rule(options, own, FixedUniforms((-1.0, *numbers))) for numbers in uniforms]
+        rules = [Rule(options, own, FixedNoise((-1.0, *numbers))) for numbers in uniforms]
         many = torch.stack([logits[path] for path in paths]).expand(len(rules), -1, -1)
         return chooser(rules, many, repeated(tree, len(rules)), [HISTORY] * len(rules), [1] * len(rules))
 

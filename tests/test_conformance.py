@@ -14,8 +14,9 @@ import torch
 
 from eyas.decode import Request, decode, open_session
 from eyas.loading import load_draft
+from eyas.noise import Noise
 from eyas.policies import DynamicTree
-from eyas.sampling import Rule, SamplingOptions, Uniforms, processors
+from eyas.sampling import Rule, SamplingOptions, processors
 from eyas.target import Target
 from eyas.text import TextStream
 from eyas.tree import DraftTree
@@ -34,7 +35,7 @@ def replay(target: Target, trace: dict[str, Any]) -> tuple[Request, list[DraftTr
     """
     draft = load_draft(shared("traces", trace["draft"]), target)
     prompt, options = trace["prompt_ids"], SamplingOptions()
-    rule = Rule(options, processors(options, len(prompt), [], target.device), Uniforms(0))
+    rule = Rule(options, processors(options, len(prompt), [], target.device), Noise(0))
     request = Request(prompt, len(trace["output_ids"]) + 40, rule, frozenset(), TextStream(None))
     session = open_session(target, [request], lambda batch: Recorder(draft, batch))
     policy = DynamicTree(trace["total_token"] - 1, trace["depth"] + 1, trace["top_k"])

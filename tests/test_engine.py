@@ -23,7 +23,8 @@ from eyas.cache import RowCache
 from eyas.decode import Session
 from eyas.drafters.eagle import EagleDrafter
 from eyas.engine import Engine
-from eyas.sampling import Rule, Uniforms, chooser
+from eyas.noise import Noise
+from eyas.sampling import Rule, chooser
 from eyas.target import Target
 from eyas.tree import DraftTree
 from tests import families
@@ -170,7 +171,7 @@ def test_the_distribution_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None
     """The classical fault, drawing from p instead of the residual after a rejection, must be seen by the test above."""
 
     def biased(rules: list[Rule], logits: Tensor, tree: DraftTree, histories: Any, emitted: list[int]) -> Any:
-        others = [Rule(rule.options, rule.chain, Uniforms(rule.uniforms.generator.initial_seed() + 10**6)) for rule in rules]
+        others = [Rule(rule.options, rule.chain, Noise(rule.noise.seed + 10**6)) for rule in rules]
         first = chooser(rules, logits, tree, histories, emitted)
         second = chooser(others, logits, tree, histories, emitted)
 

@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
-from eyas.accept import draw, walk
+from eyas.accept import walk
 from eyas.errors import EyasError
-from eyas.sampling import UNIFORM_BLOCK, Rule, SamplingOptions, Uniforms, chooser, processors
+from eyas.noise import Noise, race
+from eyas.sampling import Rule, SamplingOptions, chooser, processors
 from eyas.tree import DraftTree, root_tree
-from tests.helpers import FixedUniforms, few, make_tree, path_of, properties
+from tests.helpers import FixedNoise, few, invert, make_tree, path_of, properties
 
 VOCAB = 12
 CPU = torch.device("cpu")
 NAN, INF = math.nan, math.inf
 
 
-def rule_for(options: SamplingOptions, prompt_length: int, ends: Sequence[int] = (), uniforms: Uniforms | None = None) -> Rule:
+def rule_for(options: SamplingOptions, prompt_length: int, ends: Sequence[int] = (), noise: Noise | None = None) -> Rule:
     """A request's rule as the engine makes it."""
-    return Rule(options, processors(options, prompt_length, ends, CPU), uniforms or Uniforms(0))
+    return Rule(options, processors(options, prompt_length, ends, CPU), noise or Noise(0))
 
 
 # --- options
@@ -98,13 +99,6 @@ def test_unusual_but_good_options_work(options: dict[str, Any]) -> None:
     logits = torch.linspace(-2, 30, VOCAB)
     token = rule_for(SamplingOptions(**options), 2, (3,)).choose(logits, lambda: torch.tensor([[1, 2, 2]]), 0)
     assert 0 <= int(token) < VOCAB
-
-
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "one"])
-def test_a_bad_seed_is_refused(seed: Any) -> None:
-    """One line instead of torch's traceback."""
-    with pytest.raises(EyasError, match="seed"):
-        Uniforms(seed)
 
 
 def test_defaults_are_greedy_decoding_of_raw_logits() -> None:
@@ -244,10 +238,9 @@ def test_each_node_is_judged_with_its_own_prefix(data: st.DataObject) -> None:
     histories, prompt_lengths = [data.draw(IDS), data.draw(IDS)], [2, 3]
     emitted = [len(history) - length + 1 for history, length in zip(histories, prompt_lengths, strict=True)]
     logits = torch.randn(2, tree.size, VOCAB, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
-    numbers = [data.draw(st.lists(st.floats(0, 1, exclude_max=True, width=32), min_size=16, max_size=16)) for _ in "ab"]
+    seeds = [data.draw(st.integers(0, 99)) for _ in "ab"]
     rules = [
-        rule_for(option, length, (3,), FixedUniforms(own))
-        for option, length, own in zip(options, prompt_lengths, numbers, strict=True)
+        rule_for(option, length, (3,), Noise(seed)) for option, length, seed in zip(options, prompt_lengths, seeds, strict=True)
     ]
     choose = chooser(rules, logits, tree, histories, emitted)
     for node in range(tree.size):
@@ -266,7 +259,7 @@ def test_each_node_is_judged_with_its_own_prefix(data: st.DataObject) -> None:
             if options[row].temperature == 0:
                 assert found == scores.argmax()
             else:
-                assert found == draw(scores.softmax(-1), torch.tensor(numbers[row][emitted[row] + depth]))
+                assert found == race(scores.softmax(-1), rules[row].noise(emitted[row] + depth, VOCAB))
 
 
 def test_penalties_differ_along_branches() -> None:
@@ -283,24 +276,25 @@ def test_a_batch_mixes_rules() -> None:
     """A greedy row beside a sampled one keeps its own rule, and plain rows take the short way to the same token."""
     logits = torch.randn(3, 1, VOCAB, generator=torch.Generator().manual_seed(0))
     tree = root_tree(torch.tensor([1, 1, 1]))
-    hot = rule_for(SamplingOptions(temperature=5.0), 1, (), FixedUniforms([0.999]))
+    hot = rule_for(SamplingOptions(temperature=5.0), 1, (), Noise(3))
     mixed = chooser([rule_for(SamplingOptions(), 1), hot, hot], logits, tree, [[0]] * 3, [0] * 3)
     found = mixed(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64))
     assert found[0] == logits[0, 0].argmax()
-    expected = draw((logits[1:, 0] / 5.0).softmax(-1), torch.tensor([0.999, 0.999]))
+    expected = race((logits[1:, 0] / 5.0).softmax(-1), Noise(3)(0, VOCAB))
     assert torch.equal(found[1:], expected) and not torch.equal(expected, logits[1:, 0].argmax(-1))
     plain = chooser([rule_for(SamplingOptions(), 1)] * 3, logits, tree, [[0]] * 3, [0] * 3)
     assert torch.equal(plain(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 1, dtype=torch.int64)), logits.argmax(-1)[:, 0])
 
 
-def test_half_precision_logits_are_judged_in_float32() -> None:
+def test_half_precision_logits_are_judged_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warpers see float32, as in ``generate``: in bfloat16 every probability would be off by some thousandths."""
+    monkeypatch.setattr("eyas.sampling.race", invert)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     options = SamplingOptions(temperature=0.7, top_p=0.98)
+    scores = transformers_own(options, 1, ())(torch.tensor([[1]]), logits.float()[None])
     for uniform in torch.linspace(0, 0.9999, 997).tolist():
-        found = rule_for(options, 1, (), FixedUniforms([uniform])).choose(logits, lambda: torch.tensor([[1]]), 0)
-        scores = transformers_own(options, 1, ())(torch.tensor([[1]]), logits.float()[None])
-        assert found == draw(scores[0].softmax(-1), torch.tensor(uniform))
+        found = rule_for(options, 1, (), FixedNoise([uniform])).choose(logits, lambda: torch.tensor([[1]]), 0)
+        assert found == invert(scores[0].softmax(-1), torch.tensor([uniform]))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -324,14 +318,14 @@ def test_end_tokens_are_forbidden_inside_a_tree(minimum: int, temperature: float
 
 
 def test_forbidden_tokens_stay_forbidden_everywhere() -> None:
-    """A bias of −inf bans a token at every node and at the bonus, whatever the uniform."""
+    """A bias of −inf bans a token at every node and at the bonus, whatever the numbers."""
     tree = make_tree([[0, 2, 2]], [[0, 0, 1]])
     logits = torch.zeros(1, 3, 4)
     logits[..., 2] = 80.0
-    for uniform in (0.0, 0.5, 1 - 2**-24):
+    for seed in range(50):
         for temperature in (0.0, 1.0):
             options = SamplingOptions(temperature=temperature, logit_bias={2: -INF})
-            rule = rule_for(options, 1, (), FixedUniforms([uniform] * 9))
+            rule = rule_for(options, 1, (), Noise(seed))
             accepted = walk(tree, chooser([rule], logits, tree, [[1]], [1]))
             assert accepted.length.tolist() == [0] and accepted.next_token.item() != 2
 
@@ -339,35 +333,9 @@ def test_forbidden_tokens_stay_forbidden_everywhere() -> None:
 # --- random numbers
 
 
-def test_the_same_seed_gives_the_same_numbers_however_asked_for() -> None:
-    """A token's number belongs to its position: tree, drafter and batch must not change what a seed gives."""
-    wanted = [Uniforms(7)[index] for index in (0, 1, UNIFORM_BLOCK - 1, UNIFORM_BLOCK, 3 * UNIFORM_BLOCK + 5)]
-    backwards, forwards = Uniforms(7), Uniforms(7)
-    assert [backwards[index] for index in (3 * UNIFORM_BLOCK + 5, UNIFORM_BLOCK, UNIFORM_BLOCK - 1, 1, 0)] == wanted[::-1]
-    every = [forwards[index] for index in range(4 * UNIFORM_BLOCK)]
-    assert [every[index] for index in (0, 1, UNIFORM_BLOCK - 1, UNIFORM_BLOCK, 3 * UNIFORM_BLOCK + 5)] == wanted
-    assert all(0.0 <= number < 1.0 for number in every)
-    assert len(set(every)) > 0.99 * len(every), "blocks do not repeat each other"
-    assert abs(sum(every) / len(every) - 0.5) < 0.1
-
-
-def test_seeds_differ_and_requests_share_nothing() -> None:
-    """Another request, or the program's own use of torch's generator, must not move a request's numbers."""
-    alone = [Uniforms(1)[index] for index in range(100)]
-    first, second = Uniforms(1), Uniforms(2)
-    state = torch.get_rng_state()
-    interleaved = [(first[index], second[index], torch.rand(1) if index % 7 == 0 else None) for index in range(100)]
-    assert [one for one, _, _ in interleaved] == alone
-    assert all(one != other for one, other, _ in interleaved[:20])
-    torch.set_rng_state(state)
-    Uniforms(3)[0], Uniforms(None)[0]
-    assert torch.equal(torch.get_rng_state(), state), "the global generator is left alone"
-    assert Uniforms(None)[0] != Uniforms(None)[0], "no seed, no repetition"
-
-
 def test_a_choice_uses_the_number_of_its_token() -> None:
-    """The uniform of new token j decides token j: at the root of one step or deep in another's tree."""
-    numbers = Uniforms(5)
+    """The numbers of new token j decide token j: at the root of one step or deep in another's tree."""
+    numbers = Noise(5)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     tree = make_tree([[1, 2, 3]], [[0, 0, 1]])
     rule = rule_for(SamplingOptions(temperature=1.0), 1, (), numbers)
@@ -377,4 +345,4 @@ def test_a_choice_uses_the_number_of_its_token() -> None:
         shallow = chooser([rule], logits[None, None], root_tree(torch.tensor([9])), [[0]], [4 + depth])
         found: Tensor = deep(torch.tensor([depth]), path)
         assert found == shallow(torch.tensor([0]), torch.tensor([[0]]))
-        assert found == draw(logits.softmax(-1), torch.tensor(Uniforms(5)[4 + depth]))
+        assert found == race(logits.softmax(-1), Noise(5)(4 + depth, VOCAB))

@@ -9,8 +9,8 @@ a drafted child happens to carry it decides only whether the walk goes on. This 
 turn, accepts child x with its renormalised probability, and draws from the residual when none is left: there too token x
 is emitted with probability p_i(x) (EAGLE-2, arXiv 2406.16858 §2, with drafted children fixed beforehand).
 
-Draws invert the cumulative distribution at a uniform that belongs to the *position* of the emitted token, so the tokens
-emitted for a seed do not depend on the tree, on the drafter, or on the batch.
+The random numbers of a draw belong to the *position* of the emitted token (`eyas.noise`), so the tokens emitted for a seed do
+not depend on the tree, on the drafter, or on the batch.
 """
 
 from __future__ import annotations
@@ -72,21 +72,3 @@ def walk(tree: DraftTree, choose: Callable[[Tensor, Tensor], Tensor]) -> Accepte
     missing = tree.max_depth + 1 - path.shape[1]
     path = torch.cat([path, node[:, None].expand(-1, max(missing, 0))], dim=1)[:, : tree.max_depth + 1]
     return Accepted(path, length, next_token)
-
-
-def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw a token from each distribution by inverting its cumulative sum.
-
-    Args:
-        probabilities: [..., V] float, non-negative, with some mass; they need not sum to one exactly.
-        uniforms: [...] in [0, 1).
-
-    Returns:
-        Token ids [...] int64; a token of zero probability is never drawn.
-    """
-    # accelerators sum in blocks: rounding may move the sum even at a token without mass, so such places never count
-    cumulative = probabilities.cumsum(dim=-1) * (probabilities > 0)
-    total = cumulative.amax(dim=-1, keepdim=True)
-    # u·total may round up to total itself; the largest number below it still lands on a token with mass
-    point = torch.minimum(uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cumulative > point).int().argmax(dim=-1)  # the first such token

@@ -166,6 +166,7 @@ class AdaptiveTree:
         experience: what it goes by besides, and learns.
         tokens, depth, top_k: never more than these, see `eyas.policies.DynamicTree`. Depth is the draft's, DEPTH at most.
         lookup: tokens that the text itself may suggest; 0: none, the draft alone proposes.
+        coupled: share the numbers of sampling with the draft, see `eyas.noise`.
     """
 
     costs: StepCosts
@@ -174,6 +175,7 @@ class AdaptiveTree:
     depth: int = DEPTH
     top_k: int = 10
     lookup: int = 40
+    coupled: bool = True
 
     def limited(self, depth: int, context: int = 0) -> Growth | None:
         """The policy for one step, see `eyas.tree.TreePolicy`."""
@@ -204,7 +206,7 @@ class Growth:
 
     def __init__(self, tree: AdaptiveTree, depth: int, context: int, resting: bool = False) -> None:
         self.tree, self.context, self.resting = tree, context, resting
-        self.costs, self.experience = tree.costs, tree.experience
+        self.costs, self.experience, self.coupled = tree.costs, tree.experience, tree.coupled
         self.probing = self.experience.probing and not resting
         self.room = depth
         self.depth = 1 if self.probing else min(depth, tree.depth, DEPTH)

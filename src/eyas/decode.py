@@ -17,7 +17,7 @@ from eyas.accept import Accepted, walk
 from eyas.cache import RowCache
 from eyas.drafters import Drafter
 from eyas.errors import EyasError
-from eyas.sampling import Rule, chooser
+from eyas.sampling import Rule, chooser, shared_noise
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
@@ -147,12 +147,16 @@ def decode(
         begin = clock()
         deepest = max(request.room - len(request.ids) for request in rows) - 1
         growing = None if drafter is None or policy is None or deepest < 1 else policy.limited(deepest, cache.start)
-        tree = root_tree(roots) if drafter is None or growing is None else drafter.propose(roots, growing)
+        rules, counts = [request.rule for request in rows], [len(request.ids) for request in rows]
+        if drafter is None or growing is None:
+            tree = root_tree(roots)
+        else:
+            noise = shared_noise(rules, counts, target.vocab_size) if growing.coupled else None
+            tree = drafter.propose(roots, growing, noise)
         drafted = clock()
         logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
         verified = clock()
-        counts = [len(request.ids) for request in rows]
-        accepted = walk(tree, chooser([request.rule for request in rows], logits, tree, session.seen, counts))
+        accepted = walk(tree, chooser(rules, logits, tree, session.seen, counts))
         paths, branches, following = _read(target, tree, logits, accepted)
         deliveries, kept = [], []
         for row, (path, branch, token) in enumerate(zip(paths, branches, following, strict=True)):

@@ -21,9 +21,10 @@ from eyas.drafters.model import ModelDrafter, check_assistant
 from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import EyasError
 from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
+from eyas.noise import Noise
 from eyas.options import EAGLE_METHODS, Call, as_list, check_method, check_options, check_text
 from eyas.remembered import step_costs
-from eyas.sampling import Rule, SamplingOptions, Uniforms, processors, unsupported_settings
+from eyas.sampling import Rule, SamplingOptions, processors, unsupported_settings
 from eyas.statistics import Statistics
 from eyas.target import Target
 from eyas.text import TextStream
@@ -101,7 +102,7 @@ class Engine:
         self.draft = draft
         self.assistant = assistant
         self.method = check_method(method)
-        self._other_trees: dict[int, AdaptiveTree] = {}
+        self._other_trees: dict[tuple[int, bool], AdaptiveTree] = {}
         if assistant is not None:
             check_assistant(assistant, target)
         ignored = unsupported_settings(target.model.generation_config)
@@ -119,13 +120,15 @@ class Engine:
             raise EyasError(f"an adaptive tree needs a draft for {self.target.name}; pass one")
         return AdaptiveTree(step_costs(self.draft), Experience())
 
-    def adaptive_tree(self, lookup: int | None = None) -> AdaptiveTree:
-        """The adaptive tree that may take so many tokens from the text itself; each has an experience of its own."""
-        if lookup is None or lookup == self.adaptive.lookup:
-            return self.adaptive
-        if lookup not in self._other_trees:
-            self._other_trees[lookup] = replace(self.adaptive, experience=Experience(), lookup=lookup)
-        return self._other_trees[lookup]
+    def adaptive_tree(self, lookup: int | None = None, coupled: bool | None = None) -> AdaptiveTree:
+        """The adaptive tree with these settings, None: as it is by default; each has an experience of its own."""
+        usual = self.adaptive
+        wanted = usual.lookup if lookup is None else lookup, usual.coupled if coupled is None else coupled
+        if wanted == (usual.lookup, usual.coupled):
+            return usual
+        if wanted not in self._other_trees:
+            self._other_trees[wanted] = replace(usual, experience=Experience(), lookup=wanted[0], coupled=wanted[1])
+        return self._other_trees[wanted]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -263,7 +266,7 @@ class Engine:
             if not issubclass(kind, needed):
                 raise EyasError(f"the session drafts with {kind.__name__}, but this call with {needed.__name__}; open another")
         policy = (
-            self.adaptive_tree(call.lookup) if call.adaptive else call.policy
+            self.adaptive_tree(call.lookup, call.coupled) if call.adaptive else call.policy
         )  # costs may be measured: a mistake must not wait for it
         if session is None:
             session = open_session(self.target, requests, new_drafter)
@@ -295,7 +298,7 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, but {target.name} has a context of {target.context_limit}, "
                 "the answer included; shorten it"
             )
-        rule = Rule(options, processors(options, len(ids), target.eos_ids, target.device), Uniforms(seed))
+        rule = Rule(options, processors(options, len(ids), target.eos_ids, target.device), Noise(seed))
         return Request(ids, min(call.max_new_tokens, room), rule, target.eos_ids, TextStream(target.tokenizer, call.stop))
 
     def _ids(self, prompt: Prompt) -> list[int]:

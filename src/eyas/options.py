@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from eyas.errors import EyasError
+from eyas.noise import Noise
 from eyas.policies import EAGLE1_TREE, LARGEST, DynamicTree, chain
-from eyas.sampling import SamplingOptions, Uniforms
+from eyas.sampling import SamplingOptions
 from eyas.tree import TreePolicy
 
 METHODS = ("eagle2", "eagle1", "chain", "ngram", "model", "autoregressive")
@@ -28,6 +29,7 @@ class Call:
         policy: how trees grow; None: plain decoding.
         adaptive: the engine's adaptive tree takes the policy's place.
         lookup: tokens that it may take from the text itself; None: as many as it does by itself.
+        coupled: whether drafting shares the numbers of sampling; None: as the policy has it.
         max_new_tokens: at most so many new tokens each.
         stop: stop strings.
         sampling: the `SamplingOptions` fields that were given.
@@ -36,6 +38,7 @@ class Call:
     policy: TreePolicy | None
     adaptive: bool
     lookup: int | None
+    coupled: bool | None
     max_new_tokens: int
     stop: list[str]
     sampling: dict[str, Any]
@@ -48,7 +51,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
         options: ``method``; ``tree`` (for eagle2: ``"adaptive"``, what pays on this machine step by step, see `eyas.adaptive`;
             ``"fixed"``, as published; or a policy of your own); the fixed tree's settings ``tokens``, ``depth``, ``width``,
             ``rank_by`` and ``rerank`` (see `DynamicTree`; with any of them the tree is fixed, else adaptive);
-            ``lookup`` (tokens that the adaptive tree may take from the text itself; 0: none);
+            ``lookup`` (tokens that the adaptive tree may take from the text itself; 0: none); ``coupled`` (whether the draft
+            shares the numbers of sampling, see `eyas.noise`; the adaptive tree does, trees as published do not);
             ``max_new_tokens`` (the context limit cuts it further); ``stop`` (one string or several); and the fields of
             `SamplingOptions`.
 
@@ -58,8 +62,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
     given = {name: value for name, value in options.items() if value is not None}
     method = check_method(given.pop("method", "eagle2"))
     for seed in as_list(given.pop("seed", None)):
-        Uniforms(seed)
-    tree, lookup = given.pop("tree", None), given.pop("lookup", None)
+        Noise(seed)
+    tree, lookup, coupled = given.pop("tree", None), given.pop("lookup", None), given.pop("coupled", None)
     settings = {name: given.pop(name) for name in TREE_SETTINGS if name in given}
     max_new_tokens, stop = given.pop("max_new_tokens", MAX_NEW_TOKENS), given.pop("stop", [])
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
@@ -80,6 +84,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
         raise EyasError(f"lookup is {lookup}; it must be a whole number from 0 to {LARGEST}")
     if lookup is not None and not adaptive:
         raise EyasError("lookup is a setting of the adaptive tree; leave it out, or use method ngram, which only looks up")
+    if coupled is not None and (not isinstance(coupled, bool) or method in ("autoregressive", "ngram")):
+        raise EyasError(f"coupled is {coupled} for method {method}; it must be true or false, for a method with a draft model")
     unknown = given.keys() - {field.name for field in fields(SamplingOptions)}
     if unknown:
         raise EyasError(f"unknown option {', '.join(sorted(unknown))}; see eyas.check_options for what there is")
@@ -88,7 +94,11 @@ def check_options(options: Mapping[str, Any]) -> Call:
         policy = make_policy(method, **settings)
     except TypeError as error:
         raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
-    return Call(policy if tree is None or isinstance(tree, str) else tree, adaptive, lookup, max_new_tokens, stops, given)
+    if tree is not None and not isinstance(tree, str):
+        policy = tree
+    elif coupled is not None and not adaptive:
+        policy = replace(policy, coupled=coupled)  # type: ignore[type-var]
+    return Call(policy, adaptive, lookup, coupled, max_new_tokens, stops, given)
 
 
 def check_text(text: str) -> None:

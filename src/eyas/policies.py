@@ -49,6 +49,7 @@ class DynamicTree(Trusting):
         rank_by: ``"value"``, or ``"confidence"`` for the paper's ablation (Table 3): expansion then ranks nodes by their own
             probability alone, and reranking by the smallest one on their path, which keeps the tree connected.
         rerank: False for the other ablation: verify the nodes that expansion selected, without reranking.
+        coupled: share the numbers of sampling with the draft, see `eyas.noise`; not published.
     """
 
     tokens: int = 60
@@ -56,6 +57,7 @@ class DynamicTree(Trusting):
     top_k: int = 10
     rank_by: str = "value"
     rerank: bool = True
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("tokens", self.tokens), ("depth", self.depth), ("width", self.top_k)):
@@ -105,9 +107,11 @@ class StaticTree(Trusting):
 
     Attributes:
         nodes: every node's path of ranks; closed under taking the parent.
+        coupled: share the numbers of sampling with the draft, see `eyas.noise`; not published.
     """
 
     nodes: tuple[tuple[int, ...], ...]
+    coupled: bool = False
 
     def __post_init__(self) -> None:
         if not self.nodes or any(not path or path[:-1] not in {(), *self.nodes} for path in self.nodes):
@@ -151,7 +155,7 @@ class StaticTree(Trusting):
         return upload(index, first.device).repeat(len(first), 1), len(levels)
 
     def limited(self, depth: int, context: int = 0) -> StaticTree:
-        return StaticTree(tuple(path for path in self.nodes if len(path) <= depth))
+        return replace(self, nodes=tuple(path for path in self.nodes if len(path) <= depth))
 
 
 def chain(depth: int) -> StaticTree:

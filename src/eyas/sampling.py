@@ -25,8 +25,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from eyas.accept import draw
 from eyas.errors import EyasError
+from eyas.noise import Noise, SharedNoise, numbers, race
 from eyas.transfer import upload
 from eyas.tree import DraftTree
 
@@ -157,31 +157,6 @@ def processors(
     return chain
 
 
-UNIFORM_BLOCK = 64
-
-
-class Uniforms:
-    """A request's own random numbers: one uniform in [0, 1) for each new token, the same however they are asked for."""
-
-    def __init__(self, seed: int | None) -> None:
-        self.generator = torch.Generator()
-        if seed is None:
-            self.generator.seed()
-        else:
-            try:
-                self.generator.manual_seed(seed)
-            except (TypeError, ValueError, RuntimeError) as error:  # as torch has it
-                raise EyasError(f"seed is {seed}; it must be a whole number from -2**63 to 2**64 - 1") from error
-        self.values = torch.empty(0)
-
-    def __getitem__(self, index: int) -> float:
-        """The uniform of new token ``index`` (from 0)."""
-        while index >= len(self.values):
-            block = torch.rand(UNIFORM_BLOCK, generator=self.generator)
-            self.values = torch.cat([self.values, block])
-        return float(self.values[index])
-
-
 @dataclass(frozen=True)
 class Rule:
     """One request's decoding rule.
@@ -189,12 +164,12 @@ class Rule:
     Attributes:
         options: how tokens are chosen.
         chain: the processors; empty for plain greedy decoding and for plain sampling at temperature 1.
-        uniforms: the request's random numbers.
+        noise: the request's random numbers.
     """
 
     options: SamplingOptions
     chain: LogitsProcessorList
-    uniforms: Uniforms
+    noise: Noise
 
     @property
     def plain(self) -> bool:
@@ -217,7 +192,7 @@ class Rule:
             scores = self.chain(prefix(), scores)
         if self.options.temperature == 0:
             return scores[0].argmax()
-        return draw(scores[0].softmax(dim=-1), upload(self.uniforms[emitted], scores.device))
+        return race(scores[0].softmax(dim=-1), self.noise(emitted, scores.shape[1]).to(scores.device, non_blocking=True))
 
 
 def chooser(
@@ -244,8 +219,9 @@ def chooser(
                 return greedy
             warmth = upload([temperature or 1.0 for temperature in temperatures], logits.device)[:, None]  # [B, 1]
             samples = upload([temperature > 0 for temperature in temperatures], logits.device)  # [B]
-            uniforms = [rule.uniforms[count + path.shape[1] - 1] for rule, count in zip(rules, emitted, strict=True)]
-            drawn = draw((visited.float() / warmth).softmax(dim=-1), upload(uniforms, logits.device))
+            positions = [count + path.shape[1] - 1 for count in emitted]
+            shown = numbers([rule.noise for rule in rules], temperatures, positions, visited.shape[1], logits.device)
+            drawn = race((visited.float() / warmth).softmax(dim=-1), shown)
             return torch.where(samples, drawn, greedy)
         branch = tree.tokens.gather(1, path)  # [B, depth + 1], the root first
         depth = path.shape[1] - 1
@@ -262,3 +238,9 @@ def chooser(
         )
 
     return choose
+
+
+def shared_noise(rules: list[Rule], emitted: list[int], size: int) -> SharedNoise | None:
+    """What drafting may know of a step's draws; None: nothing is drawn. Arguments as `chooser`; ``size``: of the vocabulary."""
+    temperatures = [float(rule.options.temperature) for rule in rules]
+    return SharedNoise([rule.noise for rule in rules], temperatures, emitted, size) if any(temperatures) else None

@@ -88,6 +88,11 @@ class GrowthPolicy(Protocol):
         """Levels of draft tokens at most."""
         ...
 
+    @property
+    def coupled(self) -> bool:
+        """Whether drafting may know the numbers that the target's draws go by, see `eyas.noise`."""
+        ...
+
     def width(self, level: int) -> int:
         """Children drafted for each expanded node; ``level`` counts from 1."""
         ...

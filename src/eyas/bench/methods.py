@@ -2,7 +2,8 @@
 
 A method is named by a word and, for ours, a tree: ``eagle2`` (adaptive), ``eagle2:60/6/10`` (fixed: tokens, depth,
 width), ``chain:5``, ``ngram:16/8/4``. The paper's ablations are ``eagle2-confidence`` and ``eagle2-no-rerank``; for the
-adaptive tree there is ``eagle2-no-lookup``, where the draft alone proposes.
+adaptive tree there is ``eagle2-no-lookup``, where the draft alone proposes, and ``eagle2-uncoupled``, whose draft knows
+nothing of the numbers of sampling; ``eagle2-coupled:60/6/10`` is a fixed tree whose draft does (`eyas.noise`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from eyas.errors import EyasError
 from eyas.options import METHODS, SETTINGS
 from eyas.statistics import Statistics
 
-NO_LOOKUP = "eagle2-no-lookup"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eagle2-no-lookup": {"lookup": 0},
+    "eagle2-uncoupled": {"coupled": False},
+    "eagle2-coupled": {"coupled": True},
+}
 BASELINE = "autoregressive"
 PUBLISHED = "60/6/10"  # tokens, depth, width of the paper's tree for a 7B target
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -31,7 +36,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 NEUTRAL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """For all methods alike, whatever the model's generation_config says."""
 PEERS = ("transformers", "transformers-static", "transformers-lookup", "transformers-assisted", "llama.cpp", "llama.cpp-lookup")
-KNOWN = (*METHODS, NO_LOOKUP, *ABLATIONS, *PEERS)
+KNOWN = (*METHODS, *VARIANTS, *ABLATIONS, *PEERS)
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,8 @@ def make_method(name: str, engine: Engine) -> Method:
         return make_peer(word, engine)
     if word in ABLATIONS:
         method, settings = "eagle2", {**tree_settings(name, "eagle2", shape or PUBLISHED), **ABLATIONS[word]}
-    elif word == NO_LOOKUP:
-        method, settings = "eagle2", {**tree_settings(name, word, shape), "lookup": 0}
+    elif word in VARIANTS:
+        method, settings = "eagle2", {**tree_settings(name, "eagle2", shape), **VARIANTS[word]}
     else:
         method, settings = word, tree_settings(name, word, shape)
     engine.request([0], method=method, **settings)  # what is wrong with it is told now

@@ -14,6 +14,7 @@ from eyas.bench.tasks import Question
 from eyas.decode import decode
 from eyas.drafters.eagle import EagleDrafter
 from eyas.engine import Engine
+from eyas.noise import SharedNoise
 from eyas.tree import DraftTree, GrowthPolicy
 
 BINS = 20
@@ -24,9 +25,9 @@ class Recorder(EagleDrafter):
 
     last: DraftTree | None = None
 
-    def propose(self, roots: Any, policy: GrowthPolicy) -> DraftTree:
+    def propose(self, roots: Any, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
         """As `EagleDrafter.propose`."""
-        self.last = super().propose(roots, policy)
+        self.last = super().propose(roots, policy, noise)
         return self.last
 
 

@@ -14,6 +14,7 @@ from eyas.cli.options import (
     AssistantOption,
     BiasOption,
     ColorOption,
+    CoupledOption,
     DepthOption,
     DeviceOption,
     DraftOption,
@@ -70,6 +71,7 @@ def generate(
     seed: SeedOption = None,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    coupled: CoupledOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -89,12 +91,12 @@ def generate(
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "logit_bias": read_bias(logit_bias), "min_new_tokens": min_new_tokens,
-        "stop": stop, "seed": seed, "method": method, "tree": tree, "lookup": lookup, "tokens": tokens, "depth": depth,
-        "width": width, "rank_by": rank_by, "rerank": rerank,
+        "stop": stop, "seed": seed, "method": method, "tree": tree, "lookup": lookup, "coupled": coupled, "tokens": tokens,
+        "depth": depth, "width": width, "rank_by": rank_by, "rerank": rerank,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     ids = text if raw else engine.render([{"role": "user", "content": text}])
-    plain = {**options, "method": "autoregressive", **dict.fromkeys(("tree", "lookup", *TREE_SETTINGS))}
+    plain = {**options, "method": "autoregressive", **dict.fromkeys(("tree", "lookup", "coupled", *TREE_SETTINGS))}
     if compare:
         plain["seed"] = options["seed"] = secrets.randbits(32) if seed is None else seed  # both draw the same numbers
         for each in (options, plain):  # nobody's first call pays for warming up
@@ -136,6 +138,7 @@ def chat(
     seed: SeedOption = None,
     tree: TreeOption = None,
     lookup: LookupOption = None,
+    coupled: CoupledOption = None,
     tokens: TokensOption = None,
     depth: DepthOption = None,
     width: WidthOption = None,
@@ -147,8 +150,8 @@ def chat(
     """Talk with the model; the cache of earlier turns is kept. Ctrl-C stops an answer, Ctrl-D ends."""
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty, "seed": seed, "tree": tree, "lookup": lookup, "tokens": tokens,
-        "depth": depth, "width": width,
+        "repetition_penalty": repetition_penalty, "seed": seed, "tree": tree, "lookup": lookup, "coupled": coupled,
+        "tokens": tokens, "depth": depth, "width": width,
     }  # fmt: skip
     engine = open_engine(target, draft, assistant, method, dtype, device, trust_remote_code, options)
     opening = [{"role": "system", "content": system}] if system else []

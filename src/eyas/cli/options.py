@@ -40,6 +40,10 @@ TreeOption = Annotated[
 LookupOption = Annotated[
     int | None, typer.Option("--lookup", help="Tokens an adaptive tree may take from the text itself; 0: none. Default: 40.")
 ]
+CoupledOption = Annotated[
+    bool | None,
+    typer.Option("--coupled/--uncoupled", help="Show the draft the numbers of sampling. Default: for an adaptive tree only."),
+]
 TokensOption = Annotated[int | None, typer.Option("--tokens", help="Draft tokens verified a step (eagle2, ngram, model).")]
 DepthOption = Annotated[int | None, typer.Option("--depth", help="Levels of draft tokens (eagle2, chain, ngram, model).")]
 WidthOption = Annotated[

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from eyas.tree import DraftTree, GrowthPolicy
+from eyas.noise import SharedNoise
+from eyas.tree import Candidates, DraftTree, GrowthPolicy
 
 
 class Drafter(Protocol):
@@ -29,8 +30,12 @@ class Drafter(Protocol):
         """Do now what `commit` has put off, if anything."""
         ...
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
-        """Draft a tree for each row from its last emitted token ``roots`` [B] int64."""
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
+        """Draft a tree for each row from its last emitted token ``roots`` [B] int64.
+
+        Args:
+            noise: what it may know of the target's draws; None: nothing is drawn, or it is not to know.
+        """
         ...
 
     def select(self, rows: list[int]) -> None:
@@ -48,3 +53,9 @@ class Drafter(Protocol):
     def truncate(self, lengths: list[int]) -> None:
         """Forget all but the first so many committed tokens of each row, to continue another text from there."""
         ...
+
+
+def best_tokens(logits: Tensor, width: int) -> Candidates:
+    """The most likely tokens, at most ``width`` of them, after nodes with these logits [B, k, V] float32, best first."""
+    values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
+    return tokens, values - logits.logsumexp(dim=-1, keepdim=True)

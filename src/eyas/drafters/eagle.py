@@ -8,10 +8,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from eyas.cache import RowCache
+from eyas.drafters import best_tokens
 from eyas.drafters.vocabulary import OwnTokens, OwnVocabulary
 from eyas.heads.eagle import EagleHead, fused
 from eyas.lookup import Continuation, KnownText
 from eyas.masks import additive, tree_visibility
+from eyas.noise import SharedNoise
 from eyas.packing import linear, packed
 from eyas.target import Target
 from eyas.transfer import padded, upload
@@ -57,17 +59,21 @@ class EagleDraft:
         out: Tensor = self.target.embed(tokens) if self.embedding is None else F.embedding(tokens, self.embedding)
         return out
 
-    def candidates(self, features: Tensor, width: int, own: OwnTokens | None = None) -> Candidates:
+    def candidates(
+        self, features: Tensor, width: int, own: OwnTokens | None = None, noise: SharedNoise | None = None, level: int = 1
+    ) -> Candidates:
         """The ``width`` most likely tokens after guessed features [B, k, H], with log-probabilities, best first.
 
-        They come from the draft vocabulary and from ``own``. Fewer than ``width`` are filled up with impossible tokens.
+        They come from the draft vocabulary and from ``own``. Fewer than ``width`` are filled up with impossible tokens. With
+        ``noise`` the probabilities are those of winning the races of that draft ``level``.
         """
         logits, token_map = self.target.postprocess(self.read(features)).float(), self.token_map  # [B, k, draft vocabulary]
         if own is not None and token_map is not None:
             besides = self.target.postprocess(own.read(features)).float() + own.closed  # [B, k, M]
             logits, token_map = torch.cat([logits, besides], dim=-1), torch.cat([token_map, own.tokens])
-        values, tokens = logits.topk(min(width, logits.shape[-1]), dim=-1)
-        values = values - logits.logsumexp(dim=-1, keepdim=True)
+        if noise is not None:
+            logits = noise.noisy(logits, level, token_map)
+        tokens, values = best_tokens(logits, width)
         if token_map is not None:
             tokens = token_map[tokens]
         missing = width - tokens.shape[-1]
@@ -124,7 +130,7 @@ class EagleDrafter:
         self.guess = out[torch.arange(batch, device=device), upload(counts, device) - 1][:, None]
         self.cache.keep([list(range(count)) for count in counts])
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
         """Grow a tree; level by level the nodes of a level go through the head together (EAGLE-2 §4.1)."""
         prefix = lengths = guess = torch.empty(0)  # [B, start], [B, 1], [B, k, H]
         level, own = 0, None
@@ -137,7 +143,7 @@ class EagleDrafter:
             self.catch_up()
             prefix, lengths = self.cache.prefix_mask(roots.device), upload(self.cache.lengths, roots.device)[:, None]
             guess, own = self.guess, self.own.gather()
-            return self.draft.candidates(guess, width, own)
+            return self.draft.candidates(guess, width, own, noise)
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
             nonlocal guess, level
@@ -148,7 +154,7 @@ class EagleDrafter:
             guess = self.draft.head(self.draft.embed(tokens), features, positions, mask, self.cache)
             self.cache.start += tokens.shape[1]
             level += 1
-            return self.draft.candidates(guess, width, own)
+            return self.draft.candidates(guess, width, own, noise, level + 1)
 
         tree = grow(policy, roots, first, draft, find)
         self.cache.rewind()

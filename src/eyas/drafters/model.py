@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eyas.drafters import best_tokens
 from eyas.errors import EyasError
+from eyas.noise import SharedNoise
 from eyas.target import Target
 from eyas.transfer import upload
 from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
@@ -41,33 +43,33 @@ class ModelDrafter:
     def catch_up(self) -> None:
         """Nothing is ever put off."""
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
         """Grow a tree. A level's nodes are run with those above them, as one forest behind the root."""
         drafted = torch.empty(len(roots), 0, dtype=torch.int64, device=roots.device)  # [B, m] expanded nodes
         parents, depths, before = drafted, drafted, 0  # before: nodes above the level that was run last
+        level = 1
+
+        def candidates(logits: Tensor, width: int) -> Candidates:
+            return best_tokens(logits.float() if noise is None else noise.noisy(logits.float(), level), width)
 
         def first(width: int) -> Candidates:
-            return self._candidates(self.logits, width)
+            return candidates(self.logits, width)
 
         def draft(tokens: Tensor, slots: Tensor, lines: Tensor, width: int) -> Candidates:
-            nonlocal drafted, parents, depths, before
-            count, level = tokens.shape[1], depths[:, -1:] + 1 if depths.shape[1] else torch.zeros_like(tokens[:, :1])
+            nonlocal drafted, parents, depths, before, level
+            count = tokens.shape[1]
             own = torch.arange(drafted.shape[1], drafted.shape[1] + count, device=tokens.device).expand_as(tokens)
             parents = torch.cat([parents, slots + before if drafted.shape[1] else own], dim=1)  # the topmost are their own
             before = drafted.shape[1]
             drafted = torch.cat([drafted, tokens], dim=1)
-            depths = torch.cat([depths, level.expand_as(tokens)], dim=1)
+            depths = torch.cat([depths, torch.full_like(tokens, level - 1)], dim=1)  # the root is behind them
             forest = DraftTree(drafted, parents, torch.zeros_like(drafted, dtype=torch.float32), depths, policy.depth)
             logits, _ = self.assistant.verify(self.cache, forest)
             self.cache.rewind()
-            return self._candidates(logits[:, -count:], width)
+            level += 1
+            return candidates(logits[:, -count:], width)
 
         return grow(policy, roots, first, draft)
-
-    def _candidates(self, logits: Tensor, width: int) -> Candidates:
-        """The best tokens after each node, from its logits [B, k, V]."""
-        values, tokens = logits.float().log_softmax(dim=-1).topk(min(width, logits.shape[-1]), dim=-1)
-        return tokens, values
 
     def select(self, rows: list[int]) -> None:
         """Keep only these rows of the batch."""

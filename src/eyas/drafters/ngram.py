@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from eyas.noise import SharedNoise
 from eyas.transfer import upload
 from eyas.tree import Candidates, DraftTree, GrowthPolicy, grow
 
@@ -74,8 +75,8 @@ class NgramDrafter:
     def catch_up(self) -> None:
         """Nothing is ever put off."""
 
-    def propose(self, roots: Tensor, policy: GrowthPolicy) -> DraftTree:
-        """Grow a tree of continuations: as large as the policy says, or as many as there are."""
+    def propose(self, roots: Tensor, policy: GrowthPolicy, noise: SharedNoise | None = None) -> DraftTree:
+        """Grow a tree of continuations: as large as the policy says, or as many as there are. Noise tells it nothing."""
         branches: list[list[list[int]]] = [[[]] for _ in self.histories]  # of each expanded node, by row
 
         def candidates(width: int) -> Candidates:
