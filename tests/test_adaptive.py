@@ -289,6 +289,7 @@ def test_it_is_the_default_and_fixed_is_as_published() -> None:
         ({"tree": "fixed", "method": "chain"}, "takes no tree"), ({"lookup": -1}, "lookup is -1; it must be a whole number"),
         ({"lookup": True}, "lookup is True"), ({"lookup": 3, "tree": "fixed"}, "lookup is a setting of the adaptive tree"),
         ({"lookup": 3, "method": "chain"}, "lookup is a setting of the adaptive tree"),
+        ({"coupled": 1}, "coupled is 1"), ({"coupled": True, "method": "ngram"}, "for a method with a draft model"),
     ):  # fmt: skip
         with pytest.raises(EyasError, match=word):
             check_options(wrong)
@@ -315,6 +316,25 @@ def test_what_the_text_suggests_can_be_left_out(monkeypatch: pytest.MonkeyPatch)
     assert len({id(getattr(tree, "experience", None)) for tree in trees}) == 3
     deepest = {lookup: max(one.generate([1] * 40, lookup=lookup, max_new_tokens=60).stats.depths) for lookup in (0, None)}
     assert deepest[0] <= DEPTH < deepest[None]
+
+
+def test_who_shares_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adaptive tree does, what is published does not, unless a call says so; each kind has an experience of its own."""
+    chosen = engine("llama")
+    monkeypatch.setattr(engine_room, "step_costs", lambda draft: costs())
+    one = Engine(chosen.target, chosen.draft)
+
+    def coupled(**options: Any) -> bool:
+        policy = one.prepare([[1]], **options).policy
+        growing = None if policy is None else policy.limited(3)
+        assert growing is not None
+        return growing.coupled
+
+    assert coupled() and not coupled(coupled=False) and coupled(coupled=True)
+    assert one.prepare([[1]], coupled=True).policy is one.adaptive is not one.prepare([[1]], coupled=False).policy
+    for options in ({"tree": "fixed"}, {"tokens": 5}, {"method": "eagle1"}, {"method": "chain"}):
+        assert not coupled(**options) and coupled(**options, coupled=True)
+    assert coupled(tree=DynamicTree(5, 2, 2, coupled=True))
 
 
 def test_a_session_of_another_drafter_is_refused() -> None:

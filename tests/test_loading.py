@@ -134,6 +134,8 @@ def test_unreadable_targets_are_told(saved: Path, tmp_path: Path) -> None:
         assert f"target {folder}: cannot be loaded (" in message and "check the name and the files" in message
     assert "no such folder" in refusal(str(tmp_path / "nowhere"), method="autoregressive")
     assert "no such folder" in refusal("a/b/c", method="autoregressive")
+    assert "no such folder" in refusal("~nobody-of-that-name/model", method="autoregressive")
+    assert "is no name" in refusal("", method="autoregressive")
 
 
 def test_broken_gguf_files_are_told(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from eyas.packing import (
 from eyas.target import Target
 from eyas.training.loop import train
 from eyas.training.options import TrainOptions
+from eyas.tree import DraftTree
 from tests import families
 from tests.drafts import engine, head_config, random_head
 from tests.training.tiny import make_tokenizer
@@ -157,6 +158,8 @@ def test_a_four_bit_row_does_not_depend_on_its_company() -> None:
             for first in range(0, 40, 7)
             for n in (1, 2, 5, 13)
         )
+        batch = torch.stack([x, x.flip(0), x])  # 183 rows, and still few of each text
+        assert torch.equal(layer(batch), torch.stack([layer(row) for row in batch]))
 
 
 @needs_four_bits
@@ -179,3 +182,19 @@ def test_four_bits_are_refused_where_there_are_none(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(EyasError, match="cannot stay in 4 bits"):
         load_target(tmp_path, dtype="4bit", device="cpu")
+
+
+@needs_four_bits
+def test_a_tree_too_large_for_four_bits_is_refused() -> None:
+    """From MANY_ROWS nodes on it would be verified with other weights than plain decoding has."""
+    model = copy.deepcopy(families.model("llama")).to(torch.bfloat16)
+    layer = model.model.layers[0].mlp.gate_proj
+    layer.weight = nn.Parameter(four_bit_weight(*layer.weight.shape).bfloat16(), requires_grad=False)
+    pack_model(model, four_bit=True)
+    target = Target(model, None, "tiny")
+    cache = target.new_cache(1)
+    target.prefill(cache, [[1, 2, 3]])
+    zeros = torch.zeros(1, MANY_ROWS, dtype=torch.int64)
+    tree = DraftTree(zeros, zeros, zeros.float(), zeros.clamp(max=1), 1)
+    with pytest.raises(EyasError, match="too large"):
+        target.verify(cache, tree)

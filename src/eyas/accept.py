@@ -1,4 +1,4 @@
-"""Which branch of a draft tree the target's own decoding rule accepts: pure functions of trees, choices and uniforms.
+"""Which branch of a draft tree the target's own decoding rule accepts: a pure function of trees and choices.
 
 Every rule is the same walk. The target *chooses* one token at every node it visits: its most likely one (greedy), or one drawn
 from that node's warped distribution. From the root, go to the child that carries the chosen token as long as there is
@@ -7,7 +7,8 @@ one; the choice at the last node reached is the token to emit after the branch.
 **Why sampling is lossless.** The token emitted after node i is exactly the draw made at i, whose distribution is p_i: whether
 a drafted child happens to carry it decides only whether the walk goes on. This equals the rule that visits the children in
 turn, accepts child x with its renormalised probability, and draws from the residual when none is left: there too token x
-is emitted with probability p_i(x) (EAGLE-2, arXiv 2406.16858 §2, with drafted children fixed beforehand).
+is emitted with probability p_i(x) (EAGLE-2, arXiv 2406.16858 §2, with drafted children fixed beforehand). Here the children
+need not even be fixed before the draw: they may be guessed from its numbers, since the draw does not ask for them.
 
 The random numbers of a draw belong to the *position* of the emitted token (`eyas.noise`), so the tokens emitted for a seed do
 not depend on the tree, on the drafter, or on the batch.

@@ -12,8 +12,9 @@ probability that the target's own path leads through it. Tokens per second are h
 Drafts are over-confident, small ones most: confidences are scaled, by depth and by height, by how often such nodes were
 accepted where their parents were, relative to what was promised (the relation that EAGLE-2's Figure 6 shows).
 
-Lossless: which nodes are verified depends on the draft, on costs measured before, and on what earlier steps accepted; never on
-the random number that decides at a node. What is emitted there is the target's own choice, whether or not the tree holds it.
+Lossless: what is emitted at a node is the target's own choice there, a function of its distribution and of the position's
+random numbers, whether or not the tree holds it. So the tree may depend on anything: the draft, costs measured before, what
+earlier steps accepted, and, where they are shared (`eyas.noise`), the very numbers that decide.
 """
 
 from __future__ import annotations

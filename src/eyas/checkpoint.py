@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas.errors import EyasError, first_line
-from eyas.files import existing_parent, write_error
+from eyas.files import existing_parent, user_path, write_error
 from eyas.heads.eagle import EagleHead, HeadConfig
 
 DERIVED = "rotary_emb.inv_freq"  # old checkpoints store this constant; it follows from the configuration
@@ -290,7 +290,7 @@ def _names(file: Path) -> set[str]:
 
 def find_folder(name: str) -> Path:
     """The folder of a local path or, fetched through huggingface_hub, of a hub id."""
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if folder.is_dir():
         return folder
     if folder.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:

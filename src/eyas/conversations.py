@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import EyasError, first_line
+from eyas.files import user_path
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "bot": "assistant", "system": "system"}
 PROMPT_KEYS = ("prompt", "instruction", "question", "text")
@@ -131,7 +132,7 @@ def _message(entry: object, role_key: str, text_key: str) -> dict[str, str]:
 
 def _raw_rows(source: str | Path, split: str) -> Iterator[tuple[str, object]]:
     """Rows as they stand, each with where it is; a line that is no JSON comes as the error."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_file():
         yield from _file_rows(path)
     elif path.exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):

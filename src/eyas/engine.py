@@ -20,7 +20,7 @@ from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.drafters.model import ModelDrafter, check_assistant
 from eyas.drafters.ngram import NgramDrafter
 from eyas.errors import EyasError
-from eyas.loading import find_target, fit_draft, load_target, read_draft, wrap_target
+from eyas.loading import FOUR_BIT, find_target, fit_draft, load_target, read_draft, wrap_target
 from eyas.noise import Noise
 from eyas.options import EAGLE_METHODS, Call, as_list, check_method, check_options, check_text
 from eyas.remembered import step_costs
@@ -384,5 +384,8 @@ def load(
         wrapped = load_target(target, dtype=dtype, device=device, trust_remote_code=trust_remote_code, packed=packed)
     smaller = None
     if assistant is not None:
-        smaller = load_target(assistant, dtype=dtype, device=wrapped.device, trust_remote_code=trust_remote_code)
+        narrow = "auto" if dtype == FOUR_BIT else dtype  # 4 bits are the target's to have, and the assistant's if it can
+        smaller = load_target(
+            assistant, dtype=narrow, device=wrapped.device, trust_remote_code=trust_remote_code, packed=packed
+        )
     return Engine(wrapped, fit_draft(checkpoint, wrapped) if checkpoint else None, method, smaller)

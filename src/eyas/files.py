@@ -70,6 +70,14 @@ def check_picture(file: Path) -> None:
         raise EyasError(f"picture {file}: cannot be written ({error.strerror}); choose another place") from error
 
 
+def user_path(name: str | Path) -> Path:
+    """The path of a name that a user gave, ``~`` expanded where there is such a user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def existing_parent(folder: Path) -> Path:
     """The folder itself, or the nearest one above it that exists: where it would be made."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

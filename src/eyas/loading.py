@@ -27,6 +27,7 @@ from transformers import (
 from eyas.checkpoint import DraftCheckpoint, build_head, check_fit, read_checkpoint
 from eyas.drafters.eagle import EagleDraft
 from eyas.errors import EyasError, first_line
+from eyas.files import user_path
 from eyas.packing import is_four_bit, linear, pack_model
 from eyas.target import Target, check_configuration
 
@@ -73,7 +74,7 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device, stored: torch.dty
         if dtype not in DTYPES:
             raise EyasError(f"dtype {dtype} is unknown; choose auto, {', '.join(DTYPES)}, or for a .gguf {FOUR_BIT}")
         return DTYPES[dtype]
-    if device.type == "cpu" and stored != torch.float32:
+    if device.type == "cpu" and stored in (None, torch.float16, torch.bfloat16):
         return fastest_cpu_dtype()
     return stored or torch.bfloat16
 
@@ -119,7 +120,9 @@ def find_target(source: str | Path | None) -> tuple[str, str, dict[str, Any]]:
     Raises:
         EyasError: a path that does not exist, or no embedded target.
     """
-    path = Path(source).expanduser() if source is not None else embedded_target()
+    if source is not None and not str(source):
+        raise EyasError("target '' is no name; pass a hub id, a folder or a .gguf file")
+    path = user_path(source) if source is not None else embedded_target()
     name = str(source) if source is not None else "SmolLM2-135M-Instruct"
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -163,13 +166,15 @@ def load_target(
                 loading["quantization_config"] = GgufConfig(dequantize=True)
             stored = None if "gguf_file" in options else config.get_text_config().dtype or torch.float32
             chosen = torch.bfloat16 if dtype == FOUR_BIT else pick_dtype(dtype, where, stored)
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading)
+            if dtype == FOUR_BIT and "gguf_file" not in options:
+                raise EyasError(f"target {name}: is no .gguf file, and only its layers can stay in 4 bits; leave --dtype out")
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading).to(where)
         except EyasError:
             raise
         except Exception as error:  # whatever the libraries raise for a broken or foreign folder
             remedy = "pass --trust-remote-code" if "trust_remote_code" in str(error) else "check the name and the files"
             raise EyasError(f"target {name}: cannot be loaded ({first_line(error)}); {remedy}") from error
-    model = model.to(where).eval()
+    model = model.eval()
     if packed:
         pack_model(model, four_bit=dtype == FOUR_BIT or (dtype == "auto" and four_bit and "gguf_file" in options))
     if dtype == FOUR_BIT and not is_four_bit(model):

@@ -54,10 +54,11 @@ class PackedLinear(nn.Module):
         """[..., in] to [..., out], bfloat16.
 
         Raises:
-            EyasError: another dtype: the model was cast after it had been packed.
+            EyasError: another dtype or device: the model was cast or moved after it had been packed.
         """
-        if x.dtype != torch.bfloat16:
-            raise EyasError(f"a layer packed for bfloat16 was given {x.dtype}; load the model with packed=False to cast it")
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            given = f"{x.dtype} on {x.device.type}"
+            raise EyasError(f"a layer packed for bfloat16 on a CPU was given {given}; load the model with packed=False")
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
@@ -72,7 +73,7 @@ class PackedLinear(nn.Module):
 
 GROUP = 32  # weights that share a scale and an offset in Q4_0 and Q4_1, along the inputs
 OFF_GRID = 0.1  # of a step between neighbouring values: what rounding to bfloat16 may have moved them
-MANY_ROWS = 128  # from here on, in a prompt, 4 bits are slower: every few rows unpack them anew
+MANY_ROWS = 128  # tokens of a text, from which on 4 bits are slower: every few rows unpack them anew
 
 
 def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -109,7 +110,9 @@ def can_stay_four_bits(weight: Tensor) -> bool:
 
 
 class FourBitLinear(nn.Module):
-    """``x @ weight.T + bias`` with the weight in 4 bits, for a few rows; a prompt's many rows are multiplied by a packed copy.
+    """``x @ weight.T + bias`` with the weight in 4 bits; a text of many new tokens is multiplied by a packed bfloat16 copy.
+
+    That is decided by each text's tokens alone, whatever the batch: steps of decoding always see the same weights.
 
     Args:
         weight: [out, in] bfloat16, on the CPU, of at most 16 equidistant values in each group.
@@ -136,7 +139,7 @@ class FourBitLinear(nn.Module):
             EyasError: another dtype.
         """
         rows = x.flatten(0, -2)
-        if len(rows) >= MANY_ROWS or x.dtype != torch.bfloat16:
+        if x.shape[-2] >= MANY_ROWS or x.dtype != torch.bfloat16:
             return cast(Tensor, self.many(x))
         out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.packed, GROUP, self.scales)
         out = out.unflatten(0, x.shape[:-1])

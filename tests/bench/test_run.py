@@ -13,7 +13,7 @@ from rich.console import Console
 
 from eyas.bench import BenchOptions, Protocol, check, read_run, run_bench
 from eyas.bench.check import audit, two_sample
-from eyas.bench.measure import compared, first_difference
+from eyas.bench.measure import compared, first_difference, log_margin
 from eyas.bench.methods import BASELINE, Asked, make_method
 from eyas.bench.observe import observe, steps_of
 from eyas.bench.records import Journal, Record, Run
@@ -30,6 +30,7 @@ QUESTIONS = [
     Question("words", "2", ("h i j k",)),
 ]  # fmt: skip
 METHODS = (BASELINE, "eagle2:12/3/3", "eagle1", "chain:3", "ngram", "eagle2-confidence", "eagle2-no-lookup", "transformers")
+COUPLINGS = ("eagle2", "eagle2-uncoupled", "eagle2-coupled:12/3/3", "eagle2:12/3/3")
 
 
 def quiet() -> Console:
@@ -102,6 +103,7 @@ def test_a_killed_run_continues(engine: Engine, options: BenchOptions, finished:
     lines = (options.out / "records.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(lines[:17]) + lines[17][:40])
     (tmp_path / "run.json").write_text(json.dumps({**json.loads((options.out / "run.json").read_text()), "records": []}))
+    assert read_run(tmp_path / "run.json").records == finished.records[:17], "a report of it shows what there is"
     again = run_bench(engine, "random", QUESTIONS, part, quiet())
     assert {record.key for record in again.records} == {record.key for record in finished.records}
     assert again.records[:17] == finished.records[:17], "what was measured is not measured again"
@@ -113,7 +115,7 @@ def test_a_prompt_past_the_context_is_skipped_and_told(engine: Engine, options: 
     questions = [*QUESTIONS[:2], Question("letters", "long", ("a " * 150,))]
     short = replace(options, out=tmp_path, methods=(BASELINE, "ngram"), observed=0)
     found = run_bench(engine, "random", questions, short, quiet())
-    assert {each["id"] for each in found.skipped} == {"long"} and "of the context" in found.skipped[0]["reason"]
+    assert [each["id"] for each in found.skipped] == ["long"] and "of the context" in found.skipped[0]["reason"]
     assert "Skipped: " in markdown(found)
 
 
@@ -150,6 +152,22 @@ def test_divergence_and_its_margin(engine: Engine) -> None:
     assert found.divergence == 1 and found.margin is not None and found.tolerance is not None
     assert found.margin > found.tolerance > 0
     assert compared(engine, ids, replace(wrong, tokens=said[:1]), said).margin is None
+
+
+def test_a_margin_is_the_same_however_long_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is run in pieces; none may be lost or seen twice."""
+    ids, answer = engine.render([{"role": "user", "content": "a b c"}]), [3, 5, 7, 9, 4, 6, 8]
+    whole = log_margin(engine, ids, answer, 3, 5)
+    monkeypatch.setattr("eyas.bench.measure.MANY_ROWS", 4)
+    assert log_margin(engine, ids, answer, 3, 5) == pytest.approx(whole, abs=1e-5)
+    assert log_margin(engine, [*ids, *answer], [], 3, 5) == pytest.approx(whole, abs=1e-5)
+
+
+def test_coupled_trees_say_the_same(engine: Engine) -> None:
+    """Sharing the numbers changes what is drafted, never what is said."""
+    ids = engine.render([{"role": "user", "content": "a b c"}])
+    said = [make_method(name, engine)(ids, Asked(12, 1.0, 3)).tokens for name in (BASELINE, *COUPLINGS)]
+    assert said == said[:1] * len(said)
 
 
 def test_observed_nodes(engine: Engine) -> None:

@@ -120,3 +120,5 @@ def test_compare_tells_a_difference_from_noise() -> None:
     assert ": worse (" in compare(after, before)[0]
     with pytest.raises(EyasError, match="in common"):
         compare(before, Run({}, {}, []))
+    with pytest.raises(EyasError, match="no method besides autoregressive in common"):
+        compare(before, run({BASELINE: 10, "z": 12}))

@@ -53,6 +53,21 @@ def test_the_target_as_its_own_assistant_is_always_right(name: str, tree: dict[s
         assert result.stats.delivered[:-1] == [tree["depth"] + 1] * (result.stats.steps - 1)
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_who_shares_the_numbers_and_the_distribution_is_always_right(temperature: float) -> None:
+    """At every level, row and temperature the assistant's race has the target's winner; without the numbers it has not.
+    The text is the same, with them, without them, and without drafting."""
+    chosen, tree = engine("llama", "llama"), {"tokens": 12, "depth": 4, "width": 2}
+    call: dict[str, Any] = {"temperature": temperature, "seed": [3, 4, 5, 6][: len(PROMPTS)], "max_new_tokens": NEW}
+    plain = chosen.generate(PROMPTS, method="autoregressive", **call)
+    knowing, ignorant = (chosen.generate(PROMPTS, method="model", coupled=each, **tree, **call) for each in (True, False))
+    for results in (knowing, ignorant):
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+    for knows, does_not in zip(knowing, ignorant, strict=True):
+        assert knows.stats.delivered[:-1] == [tree["depth"] + 1] * (knows.stats.steps - 1)
+        assert does_not.stats.steps > knows.stats.steps
+
+
 def test_a_text_that_repeats_itself_is_looked_up() -> None:
     """This random model soon runs in circles: from the second round on whole branches are accepted."""
     results = engine("olmo2", "llama").generate(PROMPTS, method="ngram", max_new_tokens=75)

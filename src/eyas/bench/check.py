@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eyas.bench.measure import first_difference, log_margin
+from eyas.bench.methods import NEUTRAL
 from eyas.engine import Engine
 from eyas.loading import fastest_cpu_dtype
 
@@ -49,15 +50,16 @@ def greedy(engine: Engine, prompts: Sequence[list[int]], method: str, max_new_to
     parted: list[tuple[float, float]] = []  # margin, tolerance
     short = 0
     for ids in prompts:
-        ours = said(engine, ids, method=method, temperature=0.0, max_new_tokens=max_new_tokens)
-        plain = said(engine, ids, method="autoregressive", temperature=0.0, max_new_tokens=max_new_tokens)
+        bare = {**NEUTRAL, "temperature": 0.0, "max_new_tokens": max_new_tokens}  # margins are those of raw logits
+        ours = said(engine, ids, method=method, **bare)
+        plain = said(engine, ids, method="autoregressive", **bare)
         place = first_difference(ours, plain)
         if place is None:
             continue
         if place == min(len(ours), len(plain)):
             short += 1
         else:
-            parted.append(log_margin(engine, [*ids, *plain[:place]], plain[place], ours[place]))
+            parted.append(log_margin(engine, ids, plain[:place], plain[place], ours[place]))
     name = f"greedy, {engine.target.precision}, {method}"
     detail = f"{len(prompts) - len(parted) - short} of {len(prompts)} prompts equal plain decoding"
     if parted:

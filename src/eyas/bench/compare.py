@@ -35,6 +35,8 @@ def compare(before: Run, after: Run) -> list[str]:
             ]
             if method != BASELINE and pairs:
                 lines.append(_line(method, temperature, pairs, [old[key] for key in keys], [new[key] for key in keys]))
+    if not lines:
+        raise EyasError(f"the runs have no method besides {BASELINE} in common; compare runs of the same methods")
     return lines
 
 

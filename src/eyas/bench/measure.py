@@ -14,6 +14,7 @@ from eyas.bench.records import Journal, Record
 from eyas.bench.tasks import Question
 from eyas.engine import Engine
 from eyas.errors import EyasError
+from eyas.packing import MANY_ROWS
 
 WARM_TOKENS = 16
 ROUNDING = 2  # two ways of computing a logit in half precision differ by about a unit in the last place, each way
@@ -73,7 +74,8 @@ def measure(
         try:
             ask(engine, methods, order, question, temperature, protocol, journal)
         except EyasError as error:
-            skipped.append({"task": question.task, "id": question.id, "reason": str(error)})
+            left_out = {"task": question.task, "id": question.id, "reason": str(error)}
+            skipped += [] if left_out in skipped else [left_out]  # once, whatever the temperatures
         report(before + number + 1, f"{question.task} {question.id}")
     return skipped
 
@@ -148,7 +150,7 @@ def compared(engine: Engine, ids: list[int], found: Record, baseline: list[int])
         return found
     if place >= min(len(found.tokens), len(baseline)):  # one is the beginning of the other: it stopped early
         return replace(found, divergence=place)
-    margin, tolerance = log_margin(engine, [*ids, *baseline[:place]], baseline[place], found.tokens[place])
+    margin, tolerance = log_margin(engine, ids, baseline[:place], baseline[place], found.tokens[place])
     return replace(found, divergence=place, margin=margin, tolerance=tolerance)
 
 
@@ -161,13 +163,18 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 @torch.inference_mode()
-def log_margin(engine: Engine, ids: list[int], first: int, second: int) -> tuple[float, float]:
-    """How much more likely the target finds one token than another after a text, in one plain forward.
+def log_margin(engine: Engine, prompt: list[int], answer: list[int], first: int, second: int) -> tuple[float, float]:
+    """How much more likely the target finds one token than another after a prompt and the beginning of an answer.
+
+    The answer is run in pieces as small as decoding's: in 4 bits a long one would be multiplied by other weights.
 
     Returns:
         The difference of their log-probabilities, and how far rounding alone may move it: `ROUNDING` units in the last place
         of logits of this size in the target's dtype.
     """
-    _, logits = engine.target.prefill(engine.target.new_cache(1), [ids])
+    cache = engine.target.new_cache(1)
+    _, logits = engine.target.prefill(cache, [prompt])
+    for start in range(0, len(answer), MANY_ROWS - 1):
+        _, logits = engine.target.prefill(cache, [answer[start : start + MANY_ROWS - 1]])
     one, other = float(logits[0, first]), float(logits[0, second])
     return one - other, ROUNDING * torch.finfo(engine.target.dtype).eps * max(abs(one), abs(other))

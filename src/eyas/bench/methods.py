@@ -33,7 +33,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "eagle2-no-rerank": {"rerank": False},
     "eagle2-neither": {"rank_by": "confidence", "rerank": False},
 }
-NEUTRAL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
 """For all methods alike, whatever the model's generation_config says."""
 PEERS = ("transformers", "transformers-static", "transformers-lookup", "transformers-assisted", "llama.cpp", "llama.cpp-lookup")
 KNOWN = (*METHODS, *VARIANTS, *ABLATIONS, *PEERS)

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 from eyas.errors import EyasError, first_line
 from eyas.files import replacing
 from eyas.machine import accelerator, processor
+
+RUN, JOURNAL = "run.json", "records.jsonl"
 
 
 @dataclass(frozen=True)
@@ -109,18 +111,34 @@ def write_run(path: Path, run: Run) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run.
+    """Read a run; of one that was cut short what its journal holds.
 
     Raises:
         EyasError: it is missing, or no run.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return Run(**{**raw, "records": [Record(**record) for record in raw["records"]]})
+        run = Run(**{**raw, "records": [Record(**record) for record in raw["records"]]})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EyasError(
             f"run {path}: cannot be read as a benchmark run ({first_line(error)}); pass a run.json of eyas bench"
         ) from error
+    journalled, _ = read_journal(path.parent / JOURNAL) if path.name == RUN else ([], 0)
+    return replace(run, records=journalled) if len(journalled) > len(run.records) else run
+
+
+def read_journal(path: Path) -> tuple[list[Record], int]:
+    """The records of a journal, none if there is no such file, and how many bytes its whole lines take.
+
+    Raises:
+        EyasError: it is damaged.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    try:
+        return [Record(**json.loads(line)) for line in data[:whole].splitlines()], whole
+    except (ValueError, TypeError) as error:
+        raise EyasError(f"{path}: damaged ({first_line(error)}); remove it, or pass another --out") from error
 
 
 class Journal:
@@ -132,16 +150,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: list[Record] = []
-        if path.exists():
-            data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            try:
-                self.records = [Record(**json.loads(line)) for line in data[:whole].splitlines()]
-            except (ValueError, TypeError) as error:
-                raise EyasError(f"{path}: damaged ({first_line(error)}); remove it, or pass another --out") from error
-            if whole < len(data):
-                os.truncate(path, whole)
+        self.records, whole = read_journal(path)
+        if path.exists() and whole < path.stat().st_size:
+            os.truncate(path, whole)
 
     def add(self, records: Iterable[Record]) -> None:
         """Append records; they are in the system's hands when this returns."""

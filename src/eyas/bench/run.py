@@ -15,7 +15,7 @@ from rich.console import Console
 from eyas.bench.measure import Protocol, measure
 from eyas.bench.methods import BASELINE, KNOWN, make_method
 from eyas.bench.observe import observe
-from eyas.bench.records import Journal, Run, environment, read_run, write_run
+from eyas.bench.records import JOURNAL, RUN, Journal, Run, environment, read_run, write_run
 from eyas.bench.report import write_report
 from eyas.bench.tasks import TASKS, Question, choose_questions, nearest, own_questions, read_folder, read_hub
 from eyas.engine import Engine
@@ -37,7 +37,6 @@ DEFAULT_METHODS = (
 )
 UNTRAINED_METHODS = (BASELINE, "ngram", "transformers", "transformers-lookup")
 QUICK_METHODS = (BASELINE, "eagle2", "eagle1", "chain", "ngram", "transformers")
-JOURNAL, RUN = "records.jsonl", "run.json"
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,8 @@ class BenchOptions:
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise EyasError(f"{name} is {value}; it must be at least 1")
+        if self.observed < 0:
+            raise EyasError(f"observed is {self.observed}; it must be at least 0")
         if not self.protocol.temperatures:
             raise EyasError("no temperature given; pass one, such as 0, or several as 0,1")
         for temperature in self.protocol.temperatures:

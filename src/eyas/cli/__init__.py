@@ -6,11 +6,12 @@ import os
 import sys
 import warnings
 
+import torch
 import typer
 
 from eyas.cli import benchmark, decoding, training
 from eyas.cli.app import INTERRUPTED, app
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_line
 from eyas.terminal import note
 
 __all__ = ["app", "benchmark", "decoding", "main", "training"]
@@ -31,6 +32,8 @@ def main() -> None:
         status = 0
     except OSError as error:
         status = complain(f"the output cannot be written ({error.strerror or error}); free space or choose another place")
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        status = complain(f"memory ran out ({first_line(error)}); take a shorter prompt, a smaller --dtype or another --device")
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it; their classes are private
             raise

@@ -100,7 +100,8 @@ def generate(
     if compare:
         plain["seed"] = options["seed"] = secrets.randbits(32) if seed is None else seed  # both draw the same numbers
         for each in (options, plain):  # nobody's first call pays for warming up
-            engine.generate(ids, **{**each, "max_new_tokens": min(4, max_new_tokens)})
+            if engine.generate(ids, **{**each, "max_new_tokens": min(4, max_new_tokens)}).finish_reason == "interrupted":
+                raise typer.Exit(INTERRUPTED)
     show = Shower(color, quiet=as_json)
     stream = engine.stream(ids, **options)
     interrupted = show.pieces(stream)
