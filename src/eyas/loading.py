@@ -167,7 +167,7 @@ def load_target(
             stored = None if "gguf_file" in options else config.get_text_config().dtype or torch.float32
             chosen = torch.bfloat16 if dtype == FOUR_BIT else pick_dtype(dtype, where, stored)
             if dtype == FOUR_BIT and "gguf_file" not in options:
-                raise EyasError(f"target {name}: is no .gguf file, and only its layers can stay in 4 bits; leave --dtype out")
+                raise EyasError(f"target {name}: cannot stay in 4 bits (it is no .gguf file); leave --dtype out")
             model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading).to(where)
         except EyasError:
             raise

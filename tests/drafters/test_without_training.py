@@ -57,7 +57,7 @@ def test_the_target_as_its_own_assistant_is_always_right(name: str, tree: dict[s
 def test_who_shares_the_numbers_and_the_distribution_is_always_right(temperature: float) -> None:
     """At every level, row and temperature the assistant's race has the target's winner; without the numbers it has not.
     The text is the same, with them, without them, and without drafting."""
-    chosen, tree = engine("llama", "llama"), {"tokens": 12, "depth": 4, "width": 2}
+    chosen, tree = engine("llama", "llama"), {"tokens": 4, "depth": 4, "width": 1}
     call: dict[str, Any] = {"temperature": temperature, "seed": [3, 4, 5, 6][: len(PROMPTS)], "max_new_tokens": NEW}
     plain = chosen.generate(PROMPTS, method="autoregressive", **call)
     knowing, ignorant = (chosen.generate(PROMPTS, method="model", coupled=each, **tree, **call) for each in (True, False))
