@@ -8,6 +8,7 @@ import torch
 from eyas.drafters.eagle import EagleDraft, EagleDrafter
 from eyas.drafters.vocabulary import OwnTokens
 from eyas.heads.eagle import EagleHead, HeadConfig, head_like
+from eyas.noise import SharedNoise
 from eyas.policies import chain
 from eyas.target import Target
 from eyas.training.data import Sample, collate
@@ -74,7 +75,14 @@ class Forced(EagleDraft):
     tokens: list[int]
     guesses: list[torch.Tensor]
 
-    def candidates(self, features: torch.Tensor, width: int, own: OwnTokens | None = None) -> Candidates:
+    def candidates(
+        self,
+        features: torch.Tensor,
+        width: int,
+        own: OwnTokens | None = None,
+        noise: SharedNoise | None = None,
+        level: int = 1,
+    ) -> Candidates:
         self.guesses.append(features)
         token = self.tokens[len(self.guesses) - 1]
         return torch.full((1, features.shape[1], width), token), torch.zeros(1, features.shape[1], width)
