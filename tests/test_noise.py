@@ -65,7 +65,7 @@ def test_only_tokens_with_mass_win(masses: list[float], numbers: list[float]) ->
 
 def test_races_take_any_leading_shape() -> None:
     """One distribution, a row of them, or a batch of rows."""
-    masses, numbers = torch.rand(2, 3, 7), torch.rand(2, 3, 7) + 0.1
+    masses, numbers = torch.rand(2, 2, 3, 7, generator=torch.Generator().manual_seed(0)) + 0.1
     together = race(masses, numbers)
     assert together.shape == (2, 3) and together.dtype == torch.int64
     assert race(masses[1, 2], numbers[1, 2]) == together[1, 2]
@@ -90,6 +90,7 @@ def test_seeds_differ_and_requests_share_nothing() -> None:
     state = torch.get_rng_state()
     assert not torch.equal(Noise(1)(0, VOCAB), Noise(2)(0, VOCAB))
     assert not torch.equal(Noise(-1)(0, VOCAB), Noise(1)(0, VOCAB))
+    assert not torch.equal(Noise(5 + 2**32)(0, VOCAB), Noise(5)(1, VOCAB)), "a large seed is no place of a small one"
     assert not torch.equal(Noise(None)(0, VOCAB), Noise(None)(0, VOCAB)), "no seed, no repetition"
     assert torch.equal(torch.get_rng_state(), state), "the global generator is left alone"
 
@@ -119,7 +120,7 @@ def test_a_draft_that_knows_the_target_knows_who_wins() -> None:
 
 def test_a_reduced_vocabulary_races_with_its_own_tokens() -> None:
     """Numbers go by target ids, in whatever order the draft has its tokens."""
-    logits, tokens = torch.randn(1, 2, 3), torch.tensor([6, 0, 3])
+    logits, tokens = torch.tensor([[[0.3, -1.0, 2.0], [1.5, 0.0, -0.7]]]), torch.tensor([6, 0, 3])
     shared = SharedNoise([Noise(5)], [1.0], [1], VOCAB)
     whole = torch.full((1, 2, VOCAB), -math.inf)
     whole[..., tokens] = logits
@@ -128,7 +129,7 @@ def test_a_reduced_vocabulary_races_with_its_own_tokens() -> None:
 
 def test_greedy_rows_are_left_alone() -> None:
     """Where nothing is drawn the numbers say nothing."""
-    logits = torch.randn(2, 1, VOCAB)
+    logits = torch.randn(2, 1, VOCAB, generator=torch.Generator().manual_seed(0))
     noisy = SharedNoise([Noise(1), Noise(2)], [0.0, 1.0], [1, 1], VOCAB).noisy(logits, 1)
     assert torch.equal(noisy[0], logits[0]) and not torch.equal(noisy[1], logits[1])
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from eyas.conversations import Conversations
+from eyas.decode import check_size
 from eyas.errors import EyasError
 from eyas.heads.eagle import EagleHead
 from eyas.loading import load_target
@@ -30,7 +31,7 @@ from eyas.packing import (
 from eyas.target import Target
 from eyas.training.loop import train
 from eyas.training.options import TrainOptions
-from eyas.tree import DraftTree
+from eyas.tree import DraftTree, root_tree
 from tests import families
 from tests.drafts import engine, head_config, random_head
 from tests.training.tiny import make_tokenizer
@@ -192,9 +193,8 @@ def test_a_tree_too_large_for_four_bits_is_refused() -> None:
     layer.weight = nn.Parameter(four_bit_weight(*layer.weight.shape).bfloat16(), requires_grad=False)
     pack_model(model, four_bit=True)
     target = Target(model, None, "tiny")
-    cache = target.new_cache(1)
-    target.prefill(cache, [[1, 2, 3]])
     zeros = torch.zeros(1, MANY_ROWS, dtype=torch.int64)
     tree = DraftTree(zeros, zeros, zeros.float(), zeros.clamp(max=1), 1)
     with pytest.raises(EyasError, match="too large"):
-        target.verify(cache, tree)
+        check_size(target, tree)
+    check_size(target, root_tree(torch.tensor([1])))

@@ -264,6 +264,10 @@ def test_eagle1_tree_has_the_published_shape() -> None:
     check_static(EAGLE1_TREE, random_table(1, 6))
 
 
+def test_a_limited_tree_is_no_deeper() -> None:
+    assert grown(DynamicTree(tokens=7, depth=5, top_k=3).limited(1), random_table(0, 5)).max_depth == 1
+
+
 def check_static(policy: StaticTree, table: Table) -> None:
     """A static tree against following every path of ranks through the table."""
     tree = grown(policy, table)

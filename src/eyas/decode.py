@@ -17,6 +17,7 @@ from eyas.accept import Accepted, walk
 from eyas.cache import RowCache
 from eyas.drafters import Drafter
 from eyas.errors import EyasError
+from eyas.packing import MANY_ROWS, is_four_bit
 from eyas.sampling import Rule, chooser, shared_noise
 from eyas.statistics import Statistics
 from eyas.target import Target
@@ -151,8 +152,9 @@ def decode(
         if drafter is None or growing is None:
             tree = root_tree(roots)
         else:
-            noise = shared_noise(rules, counts, target.vocab_size) if growing.coupled else None
+            noise = shared_noise(rules, counts, target.vocab_size) if getattr(growing, "coupled", False) else None
             tree = drafter.propose(roots, growing, noise)
+        check_size(target, tree)
         drafted = clock()
         logits, features = target.verify(cache, tree, with_features=drafter is not None)  # [B, n, V], [B, n, H]
         verified = clock()
@@ -179,6 +181,19 @@ def decode(
             request.statistics.spend(drafted - begin + end - walked, verified - drafted, walked - verified)
         yield from deliveries
         rows, roots = yield from _turn_over(target, session, rows, roots, refill)
+
+
+def check_size(target: Target, tree: DraftTree) -> None:
+    """Refuse trees so large that layers of 4 bits would be multiplied otherwise than in plain decoding.
+
+    Raises:
+        EyasError: they are.
+    """
+    if tree.size >= MANY_ROWS and is_four_bit(target.model):
+        raise EyasError(
+            f"a tree of {tree.size - 1} tokens is too large for {target.name} in 4 bits; verify at most {MANY_ROWS - 2}, or "
+            "load it in bfloat16"
+        )
 
 
 def _prefill(target: Target, session: Session, requests: list[Request]) -> tuple[Tensor, list[Delivery]]:

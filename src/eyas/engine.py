@@ -245,6 +245,7 @@ class Engine:
         Args:
             prompts: strings or token ids.
             seed: of each request's random numbers; the same seed gives the same text alone or in a batch. None: random.
+                Give every turn of a conversation a seed of its own: the same numbers twice would make it repeat itself.
             session: state of earlier turns (one prompt only).
             method: ``eagle2`` (dynamic tree), ``eagle1`` (static tree), ``chain``, ``ngram`` (prompt lookup), ``model`` (a
                 smaller model drafts) or ``autoregressive``; default: the engine's.

@@ -169,7 +169,7 @@ def load_target(
             if dtype == FOUR_BIT and "gguf_file" not in options:
                 raise EyasError(f"target {name}: cannot stay in 4 bits (it is no .gguf file); leave --dtype out")
             model = AutoModelForCausalLM.from_pretrained(place, dtype=chosen, **loading).to(where)
-        except EyasError:
+        except (EyasError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever the libraries raise for a broken or foreign folder
             remedy = "pass --trust-remote-code" if "trust_remote_code" in str(error) else "check the name and the files"

@@ -49,7 +49,7 @@ class Noise:
         """The numbers of new token ``position`` (from 0) for tokens 0 … ``size`` − 1, [size] float32 on the host."""
         found = self._found.get(position)
         if found is None or len(found) < size:
-            generator = np.random.Generator(np.random.SFC64([self.seed, position]))
+            generator = np.random.Generator(np.random.SFC64([self.seed & 0xFFFFFFFF, self.seed >> 32, position]))
             numbers = np.maximum(generator.standard_exponential(size), LEAST)
             found = self._found[position] = torch.from_numpy(numbers.astype(np.float32))
             if len(self._found) > KEPT:

@@ -95,6 +95,8 @@ def check_options(options: Mapping[str, Any]) -> Call:
     except TypeError as error:
         raise EyasError(f"an option is of the wrong type ({error}); see eyas.check_options") from error
     if tree is not None and not isinstance(tree, str):
+        if coupled is not None:
+            raise EyasError("coupled is a setting of the policy that was passed as tree; set it there")
         policy = tree
     elif coupled is not None and not adaptive:
         policy = replace(policy, coupled=coupled)  # type: ignore[type-var]

@@ -73,7 +73,7 @@ class PackedLinear(nn.Module):
 
 GROUP = 32  # weights that share a scale and an offset in Q4_0 and Q4_1, along the inputs
 OFF_GRID = 0.1  # of a step between neighbouring values: what rounding to bfloat16 may have moved them
-MANY_ROWS = 128  # tokens of a text, from which on 4 bits are slower: every few rows unpack them anew
+MANY_ROWS = 128  # new tokens of a batch's longest text, from which on 4 bits are slower: every few rows unpack them anew
 
 
 def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -112,7 +112,8 @@ def can_stay_four_bits(weight: Tensor) -> bool:
 class FourBitLinear(nn.Module):
     """``x @ weight.T + bias`` with the weight in 4 bits; a text of many new tokens is multiplied by a packed bfloat16 copy.
 
-    That is decided by each text's tokens alone, whatever the batch: steps of decoding always see the same weights.
+    The longest text of a forward decides: steps of decoding, always of fewer tokens than MANY_ROWS, see the same weights in any
+    batch.
 
     Args:
         weight: [out, in] bfloat16, on the CPU, of at most 16 equidistant values in each group.

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eyas.cache import RowCache
 from eyas.errors import EyasError, first_line
 from eyas.masks import additive, tree_visibility, within_window
-from eyas.packing import MANY_ROWS, is_four_bit
+from eyas.packing import is_four_bit
 from eyas.transfer import upload
 from eyas.tree import DraftTree
 
@@ -142,15 +142,7 @@ class Target:
         Returns:
             Logits [B, n, V] exactly as the model computes them, and features [B, n, H·layers]. The nodes' rows are appended to
             the cache; call `RowCache.keep` with the accepted path.
-
-        Raises:
-            EyasError: trees so large that layers of 4 bits would be multiplied otherwise than in plain decoding.
         """
-        if tree.size >= MANY_ROWS and is_four_bit(self.model):
-            raise EyasError(
-                f"a tree of {tree.size - 1} tokens is too large for {self.name} in 4 bits; verify at most {MANY_ROWS - 2}, or "
-                "load it in bfloat16"
-            )
         lengths = upload(cache.lengths, self.device)
         positions = lengths[:, None] + tree.depths
         # a lone token needs no mask, but on a CPU grouped-query attention is up to twice as slow without one

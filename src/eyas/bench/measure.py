@@ -101,8 +101,8 @@ def ask(
     """
     messages: list[dict[str, str]] = []
     fresh: list[Record] = []
-    asked = Asked(protocol.max_new_tokens, temperature, protocol.seed)
     for turn, text in enumerate(question.turns):
+        asked = Asked(protocol.max_new_tokens, temperature, seed_of(question, turn, protocol.seed))
         messages.append({"role": "user", "content": text})
         ids = engine.render(messages)
         room = engine.target.context_limit - len(ids)
@@ -121,6 +121,11 @@ def ask(
         messages.append({"role": "assistant", "content": str(said)})
     known = {each.key for each in journal.records}
     journal.add([each for each in fresh if each.key not in known])
+
+
+def seed_of(question: Question, turn: int, seed: int) -> int:
+    """A seed of each turn's own: shared numbers would make the answers alike."""
+    return random.Random(f"{question.task} {question.id} {turn} {seed}").getrandbits(32)
 
 
 def record(question: Question, turn: int, temperature: float, method: str, prompt: int, answer: Answer) -> Record:

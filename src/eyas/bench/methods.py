@@ -89,7 +89,8 @@ def make_method(name: str, engine: Engine) -> Method:
     if word in ABLATIONS:
         method, settings = "eagle2", {**tree_settings(name, "eagle2", shape or PUBLISHED), **ABLATIONS[word]}
     elif word in VARIANTS:
-        method, settings = "eagle2", {**tree_settings(name, "eagle2", shape), **VARIANTS[word]}
+        needed = PUBLISHED if word == "eagle2-coupled" else ""  # the adaptive tree is coupled as it is
+        method, settings = "eagle2", {**tree_settings(name, "eagle2", shape or needed), **VARIANTS[word]}
     else:
         method, settings = word, tree_settings(name, word, shape)
     engine.request([0], method=method, **settings)  # what is wrong with it is told now

@@ -170,7 +170,8 @@ def chat(
             continue
         messages.append({"role": "user", "content": line})
         try:
-            stream = engine.stream(engine.render(messages), session=session, **options)
+            own = None if seed is None else (seed + len(messages)) % 2**64  # no turn has another's numbers
+            stream = engine.stream(engine.render(messages), session=session, **{**options, "seed": own})
             show.pieces(stream)
         except EyasError as error:
             messages.pop()
