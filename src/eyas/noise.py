@@ -50,8 +50,8 @@ class Noise:
         found = self._found.get(position)
         if found is None or len(found) < size:
             generator = np.random.Generator(np.random.SFC64([self.seed & 0xFFFFFFFF, self.seed >> 32, position]))
-            numbers = np.maximum(generator.standard_exponential(size), LEAST)
-            found = self._found[position] = torch.from_numpy(numbers.astype(np.float32))
+            fresh = np.maximum(generator.standard_exponential(size), LEAST)
+            found = self._found[position] = torch.from_numpy(fresh.astype(np.float32))
             if len(self._found) > KEPT:
                 del self._found[next(iter(self._found))]
         return found[:size]
